@@ -1,0 +1,43 @@
+"What several test files share: tiny data, tiny configs, and the digest of a run."
+import hashlib, os
+from pathlib import Path
+import numpy as np, pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def bands(n, seed, classes=4, size=8):
+    "Noise with a bright band, in another place for each class."
+    y = np.arange(n) % classes
+    x = np.random.default_rng(seed).normal(size=(n, 1, size, size)).astype("float32")
+    step = size // classes
+    for c in range(classes): x[y == c, :, step*c:step*(c + 1)] += 1.0
+    return x, y
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    "A data set of 160 + 80 images of 8 × 8 in four classes."
+    from fedinterp.data import dataset_from_arrays
+    return dataset_from_arrays(*bands(160, 0), *bands(80, 1), classes=("a", "b", "c", "d"), name="tiny")
+
+
+@pytest.fixture
+def config():
+    from fedinterp.core import Config
+    return Config(dataset="tiny", model_args=dict(channels=[4, 4, 8]), clients=4, rounds=3, local_epochs=1, batch_size=16, partition="dirichlet:0.5")
+
+
+def digest(run):
+    "Every file of a run that defines it: name -> hash; the log (wall times) and the lock are left out."
+    return {str(p.relative_to(run.path)): hashlib.sha256(p.read_bytes()).hexdigest()
+            for p in sorted(run.path.rglob("*")) if p.is_file() and p.name not in ("log.jsonl", "lock")}
+
+
+def real_data(name):
+    "The path of a real data set, or skip with the reason."
+    folder = os.environ.get("FEDINTERP_DATA")
+    if not folder: pytest.skip("FEDINTERP_DATA is not set: it names the folder with real data")
+    path = Path(folder)/f"{name}.npz"
+    if not path.exists(): pytest.skip(f"FEDINTERP_DATA holds no {name}.npz")
+    return path
