@@ -3,6 +3,8 @@ import hashlib, os
 from pathlib import Path
 import numpy as np, pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread of arithmetic, as in the engine: equal bits everywhere, and no spinning
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
