@@ -1,5 +1,5 @@
 "Contracts of the project itself: metadata, order of rooms, notebooks and modules in step."
-import ast, configparser, json, re, shutil, subprocess, sys, tomllib
+import ast, configparser, json, os, re, shutil, subprocess, sys, tomllib
 from importlib.metadata import requires, version
 from pathlib import Path
 import pytest
@@ -41,6 +41,15 @@ def test_settings_pyproject_and_the_package_agree():
     plain = {r.split(";")[0].strip() for r in requires("fedinterp") if "extra ==" not in r}
     names = lambda requirements: {re.split(r"[<>=!~\[ ]", r)[0].lower() for r in requirements}
     assert names(plain) == names(META["requirements"].split())
+
+
+def test_a_wheel_carries_the_embedded_data_its_licence_and_the_notebooks(tmp_path):
+    subprocess.run([sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path], cwd=ROOT, check=True, capture_output=True)
+    built = {str(p.relative_to(tmp_path/"fedinterp")) for p in tmp_path.rglob("*") if p.is_file()}
+    assert {"core.py", "_data/fashion_mnist_small.npz", "_data/LICENSE.fashion-mnist", "_nbs/index.ipynb", "_nbs/images/demo.png"} <= built
+    code = "from fedinterp.data import load_dataset; import fedinterp; print(fedinterp.__file__, len(load_dataset('fashion_mnist_small').y_train))"
+    found = subprocess.run([sys.executable, "-c", code], cwd="/", env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [str(tmp_path/"fedinterp/__init__.py"), "10000"]
 
 
 @pytest.mark.parametrize("path", ROOMS, ids=lambda p: p.stem)
