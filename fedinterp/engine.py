@@ -38,8 +38,8 @@ class Bench:
         scores = self.score(got.weights, 0, len(self.data.y_test)) if score else None
         return dict(samples=got.samples, steps=got.steps, loss=got.loss, sparsity=got.sparsity), *packed, scores
 
-# %% ../nbs/22_engine.ipynb #d0c84b0c
-BLOCK = 500  # test images scored at once
+# %% ../nbs/22_engine.ipynb #aec7d9b6
+BLOCK = 100  # test images scored at once: enough to be fast, few enough to stay in the processor's cache
 
 @patch
 def score(self:Bench, weights:dict, start:int, stop:int) -> tuple[np.ndarray, list[float]]:

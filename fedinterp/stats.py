@@ -16,7 +16,7 @@ def _counts(rng, size, resamples):
     drawn = np.bincount(at.ravel(), minlength=resamples * size).reshape(resamples, size)
     return np.concatenate([np.ones((1, size)), drawn]).astype(np.float32)
 
-# %% ../nbs/14_stats.ipynb #e6cd6612
+# %% ../nbs/14_stats.ipynb #8a353d3e
 class Bootstrap:
     "The redrawn sets, shared by every figure that will be compared: images, and draws of labels."
     def __init__(self,
@@ -25,7 +25,7 @@ class Bootstrap:
         resamples:int=2000,  # how many redrawn sets
         seed:int=0,          # of the redrawing; the same for tables that will be compared
     ):
-        if min(images, draws, resamples) < 1: raise InputError(f"images = {images}, draws = {draws} and resamples = {resamples} should be at least 1")
+        if min(images, draws, resamples) < 1: raise InputError(f"{images} images, {draws} draws and {resamples} resamples should each be at least 1")
         self.images = _counts(rng_for(seed, "bootstrap images", images), images, resamples)
         self.draws = _counts(rng_for(seed, "bootstrap draws", draws), draws, resamples)
 
@@ -42,7 +42,8 @@ class Bootstrap:
         # counts of right answers are whole numbers below 2**24, so float32 is exact; other numbers get float64
         sums = correct.astype(np.float32 if correct.dtype == bool else np.float64) @ images.T
         draws = self.draws if len(correct) > 1 else np.ones((len(images), 1))
-        with np.errstate(invalid="ignore"): return (draws.T * sums).sum(0, dtype=np.float64) / (draws.sum(1) * images.sum(1, dtype=np.float64))
+        total = draws.sum(1) * images.sum(1, dtype=np.float64)
+        with np.errstate(invalid="ignore"): return (draws.T * sums).sum(0, dtype=np.float64) / total
 
 # %% ../nbs/14_stats.ipynb #a480a7bd
 def interval(
