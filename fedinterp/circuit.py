@@ -26,7 +26,7 @@ from .slices import connectivity, logits
 from .stats import Bootstrap, interval
 from .table import table
 
-# %% ../nbs/33_circuit.ipynb #04797bb6
+# %% ../nbs/33_circuit.ipynb #745f7f2a
 KEYS = ("run", "round", "client")
 
 class Circuits(list):
@@ -36,12 +36,13 @@ class Circuits(list):
         return Circuits(c for c in self if all(getattr(c, k, c.meta.get(k)) == v for k, v in keys.items()))
 
     def _rows(self, rows):
-        return table({**{k: c.meta[k] for k in KEYS if k in c.meta}, "cls": c.cls, "budget": c.meta.get("budget"), **row} for c in self for row in rows(c))
+        keys = lambda c: {**{k: c.meta[k] for k in KEYS if k in c.meta}, "cls": c.cls, "budget": c.meta.get("budget")}
+        return table(keys(c) | row for c in self for row in rows(c))
 
     @property
     def table(self): # metric "kept"; value: channels kept at the site; n: of how many
         "How many channels each circuit keeps at each site."
-        return self._rows(lambda c: (dict(site=s, metric="kept", value=k, n=len(c.masks[s]), size=c.size, share=c.share) for s, k in c.sizes.items()))
+        return self._rows(lambda c: [dict(site=s, metric="kept", value=k, n=len(c.masks[s]), size=c.size, share=c.share) for s, k in c.sizes.items()])
 
     @property
     def channels(self): # metric "score"; kept: is the channel in the circuit
@@ -49,14 +50,16 @@ class Circuits(list):
         return self._rows(lambda c: (dict(site=s, channel=j, metric="score", value=float(v), kept=bool(c.masks[s][j]))
                                      for s, scores in c.scores.items() for j, v in enumerate(scores)))
 
-# %% ../nbs/33_circuit.ipynb #1e2cca18
-def _describe(circuit): return {"sites": list(circuit.masks), **{k: getattr(circuit, k) for k in ("cls", "kind", "ablation", "method", "objective", "meta")}}
+# %% ../nbs/33_circuit.ipynb #d35ae774
+def _describe(circuit):
+    return {"sites": list(circuit.masks), **{k: getattr(circuit, k) for k in ("cls", "kind", "ablation", "method", "objective", "meta")}}
 
 @patch
 def save(self:Circuits, path:str|Path):
     "Write `path`.safetensors with every mask and score, and `path`.json with the rest."
     path = Path(path)
-    tensors = {f"{i}/{what}/{site}": v for i, c in enumerate(self) for what, kept in (("mask", c.masks), ("score", c.scores)) for site, v in kept.items()}
+    kept = [(f"{i}/{what}", v) for i, c in enumerate(self) for what, v in (("mask", c.masks), ("score", c.scores))]
+    tensors = {f"{name}/{site}": v for name, by_site in kept for site, v in by_site.items()}
     write_bytes(path.with_name(path.name + ".safetensors"), pack(tensors))
     write_bytes(path.with_name(path.name + ".json"), (json.dumps([_describe(c) for c in self], indent=1) + "\n").encode())
 
@@ -72,14 +75,15 @@ def load(cls:Circuits, path:str|Path) -> Circuits:
     pick = lambda i, what, sites: {s: tensors[f"{i}/{what}/{s}"] for s in sites if f"{i}/{what}/{s}" in tensors}
     return cls(Circuit(masks=pick(i, "mask", sites := d.pop("sites")), scores=pick(i, "score", sites), **d) for i, d in enumerate(described))
 
-# %% ../nbs/33_circuit.ipynb #b9eabe52
+# %% ../nbs/33_circuit.ipynb #e74b5f08
 def _pools(images, data, run, client):
     "Which training images may be used, and which to top up with."
     every = np.arange(len(data.y_train))
     if not isinstance(images, str): return np.unique(np.asarray(images, dtype=np.int64)), ()
     if choose("images", images, ("global", "client", "client+global")) == "global": return every, ()
     if run is None or client in (None, "server"):
-        raise InputError(f"images = {images!r} needs a run and a client: the server has no images of its own; give 'global', or training indices such as run.partition[0]")
+        raise InputError(f"images = {images!r} needs a client of a run: the server has no images of its own; "
+                         "give 'global', or training indices such as run.partition[0]")
     return run.partition[int(client)], every if images == "client+global" else ()
 
 # %% ../nbs/33_circuit.ipynb #6834ed67
@@ -92,15 +96,15 @@ def _find(model, data, classes, index, reference, s):
     return table(dict(cls=data.classes[c], site=site, channel=j, metric="score", value=float(v[i, j]), budget=repr(budget), kept=bool(masks[site][i, j]))
                  for budget, scores, masks in search(task, s) for i, c in enumerate(labels) for site, v in scores.items() for j in range(v.shape[1]))
 
-# %% ../nbs/33_circuit.ipynb #c5998f2e
+# %% ../nbs/33_circuit.ipynb #033df2c7
 def _circuits(frame, s, meta):
     "Circuits from such a table."
     for (budget, cls), rows in frame.groupby(["budget", "cls"], sort=False):
         sites = {site: part for site, part in rows.groupby("site", sort=False)}
-        yield Circuit(cls, {k: torch.tensor(v.kept.to_numpy(bool)) for k, v in sites.items()}, {k: torch.tensor(v.value.to_numpy(np.float32)) for k, v in sites.items()},
-                      s["kind"], s["ablation"], s["method"], s["objective"], dict(**meta, budget=json.loads(budget)))
+        column = lambda name, kind: {k: torch.tensor(v[name].to_numpy(kind)) for k, v in sites.items()}
+        yield Circuit(cls, column("kept", bool), column("value", np.float32), s["kind"], s["ablation"], s["method"], s["objective"], dict(**meta, budget=json.loads(budget)))
 
-# %% ../nbs/33_circuit.ipynb #d78c863b
+# %% ../nbs/33_circuit.ipynb #3681730b
 def _settings(method, objective, ablation, kind, sites, size, lam, penalty, init, steps, batch, lr, restarts, path_steps, samples, reference, seed):
     "Everything a discovery depends on beside the model and the images, checked; JSON only."
     choose("method", method, ("gates", "path"))
@@ -110,14 +114,17 @@ def _settings(method, objective, ablation, kind, sites, size, lam, penalty, init
     choose("penalty", penalty, ("mean", "sum"))
     listed = lambda v: None if v is None else list(v) if isinstance(v, (list, tuple)) else [v]
     size, lam = listed(size), listed(lam)
-    if (lam is None) == (size is None) or (lam and method == "path"): raise InputError("give either a size (of either method) or lam, the price of a channel (of method 'gates', with size=None)")
-    if init != "path" and not isinstance(init, (int, float)): raise InputError(f"init = {init!r} should be 'path' or the number at which every gate logit starts")
+    if (lam is None) == (size is None) or (lam and method == "path"):
+        raise InputError("give either a size (of either method), or lam, the price of a channel (of method 'gates', with size=None)")
+    if init != "path" and not isinstance(init, (int, float)):
+        raise InputError(f"init = {init!r} should be 'path' or the number at which every gate logit starts")
     whole = dict(steps=steps, batch=batch, restarts=restarts, path_steps=path_steps, samples=samples, reference=reference)
     for name, v in whole.items():
         if isinstance(v, bool) or not isinstance(v, int) or v < 1: raise InputError(f"{name} = {v!r} should be a whole number of at least 1")
-    return dict(method=method, objective=objective, ablation=ablation, kind=kind, sites=listed(sites), size=size, lam=lam, penalty=penalty, init=init, lr=lr, seed=seed, **whole)
+    return dict(method=method, objective=objective, ablation=ablation, kind=kind, sites=listed(sites), size=size, lam=lam,
+                penalty=penalty, init=init, lr=lr, seed=seed, **whole)
 
-# %% ../nbs/33_circuit.ipynb #c19fbe86
+# %% ../nbs/33_circuit.ipynb #8f113698
 def _bar(jobs, name, progress):
     from tqdm.auto import tqdm
     return tqdm(jobs, desc=name, unit="model", disable=not progress or len(jobs) < 2)
@@ -125,20 +132,21 @@ def _bar(jobs, name, progress):
 def _jobs(run, rounds, clients):
     "The (round, client) models of a run that are asked for."
     if not isinstance(run, Run): return [(rounds, clients)]
-    rounds = [run.done] if rounds is None else [r for r in run.rounds if r] if rounds == "all" else [rounds] if isinstance(rounds, int) else list(rounds)
-    who = lambda r: ["server"] if clients is None else ["server", *run.clients(r)] if clients == "all" else [clients] if isinstance(clients, (int, str)) else list(clients)
+    listed = lambda v: [v] if isinstance(v, (int, str)) else list(v)
+    rounds = [r for r in run.rounds if r] if rounds == "all" else listed(run.done if rounds is None else rounds)
+    who = lambda r: ["server", *run.clients(r)] if clients == "all" else listed("server" if clients is None else clients)
     return [(r, str(k)) for r in rounds for k in who(r)]
 
-# %% ../nbs/33_circuit.ipynb #73f1a1bc
+# %% ../nbs/33_circuit.ipynb #5ad0db0c
 @intra_op_threads()
 def find_circuits(
     model_or_run, data:Dataset|None=None,  # a Run (data: default, the one it was trained on), or any model and data
     rounds=None, clients=None,      # of the run: numbers, "server", or "all"; default: the last round's server
     classes=None,                   # names; default: all
     method:str="gates",             # "gates": trained, starting from the ranking of "path"; "path": that ranking alone
-    objective:str="faithful",       # follow the model's own margin ("faithful", no labels), the labels ("contrastive"), or raise the class on its own images ("class_only")
+    objective:str="faithful",       # follow the model's own margin, without labels; "contrastive": the labels; "class_only": as published
     ablation:str="mean",            # what cut channels become: "mean", "zero" or "resample"
-    kind:str="post", sites=None,    # where to cut: after non-linearity and pooling, or "conv", a layer's raw output; names of sites, default: all
+    kind:str="post", sites=None,    # cut after non-linearity and pooling, or at "conv", a layer's raw output; names of sites, default: all
     size=0.2,                       # a share of each site's channels, a total count, or a list of those
     lam=None, penalty:str="mean",   # in place of a size: the price of a channel, or a list; times the soft gates' "mean" or "sum"
     init="path",                    # gate logits start from the ranking, or all at this number
@@ -154,7 +162,7 @@ def find_circuits(
     bar = _bar(jobs, "circuits", progress)
     return Circuits(c for round, client in bar for c in _one(model_or_run, data, round, client, classes, images, template, s))
 
-# %% ../nbs/33_circuit.ipynb #bca7e529
+# %% ../nbs/33_circuit.ipynb #6ad63f25
 def _one(model_or_run, data, round, client, classes, images, template, s):
     "The circuits of one model."
     model, data, keys = resolve(model_or_run, data, round, client, template)
@@ -164,7 +172,8 @@ def _one(model_or_run, data, round, client, classes, images, template, s):
     index, reference = (draw_images(data.y_train.numpy(), s[n], rng_for(s["seed"], "circuit", n), pool, spare) for n in ("samples", "reference"))
     compute = lambda: _find(model, data, classes, index, reference, s)
     given = images if isinstance(images, str) else [int(i) for i in pool]
-    frame = compute() if run is None else run.cached("circuits", compute, 1, round=round, client=client, classes=classes, images=given, data=data.fingerprint, **s)
+    depends = dict(round=round, client=client, classes=classes, images=given, data=data.fingerprint, **s)
+    frame = compute() if run is None else run.cached("circuits", compute, 1, **depends)
     meta = dict(**keys, images=images if isinstance(images, str) else "given", index=index.tolist(), reference=reference.tolist(), settings=s)
     return _circuits(frame, s, meta)
 
@@ -174,14 +183,14 @@ def published() -> dict: # keyword arguments of `find_circuits`
     return dict(method="gates", objective="class_only", ablation="zero", kind="conv", size=None, lam=0.01, penalty="sum", init=2.0,
                 steps=300, batch=256, lr=0.1, restarts=1, samples=1024)
 
-# %% ../nbs/33_circuit.ipynb #491c5a5e
+# %% ../nbs/33_circuit.ipynb #547f6507
 class _Court:
     "One model, its held-out and calibration images up to the first cut, and what every circuit is compared with."
     def __init__(self, model, data, circuit, calibration, seed):
         s, labels = circuit.meta.get("settings", {}), data.y_train.numpy()
         used = circuit.meta.get("index", [])
         spare = np.setdiff1d(np.arange(len(labels)), used)
-        self.at = at = draw_images(labels, calibration, rng_for(seed, "calibration"), spare)
+        self.at = at = draw_images(labels, calibration, rng_for(seed, "calibration"), spare, np.arange(len(labels)))
         reference = np.asarray(circuit.meta.get("reference") or draw_images(labels, 20, rng_for(seed, "reference"), spare), dtype=np.int64)
         self.gated = Gated(model, list(circuit.masks), circuit.kind, tuple(data.x_train.shape[1:]), images=len(data.x_test))
         self.fill = self.gated.fill(circuit.ablation, data.x_train[reference], s.get("seed", 0))
@@ -308,18 +317,18 @@ def _try(group, model_or_run, data, round, client, template, draws, calibration,
         facts = {k: getattr(c, k) for k in ("cls", "method", "objective", "ablation", "kind", "size", "share")}
         yield {**keys, **facts, "budget": json.dumps(c.meta.get("budget")), "verdict": "", "draws": 0, **row}
 
-# %% ../nbs/33_circuit.ipynb #dd1e316d
+# %% ../nbs/33_circuit.ipynb #5ed41401
 @intra_op_threads()
 def evaluate_circuits(
     circuits,                       # what `find_circuits` returned, or any list of circuits
     model_or_run, data:Dataset|None=None,  # the Run (data: default, the one it was trained on), or the model and data
     round:int|None=None, client:int|str|None=None, # another model of the run than the circuits' own
     draws:int=20,                   # random circuits with the same number of channels at each site
-    calibration:int=40,             # training images a class, none of them used in the discovery, for the two numbers of the calibration
+    calibration:int=40,             # training images a class for the two numbers of the calibration; not those of the discovery, while there are others
     nulls:bool=True,                # the same discovery on an untrained and on a weight-shuffled network
     seed:int=0, template:nn.Module|None=None, progress:bool=True,  # template: the module to fill, for a run of one's own module
 ): # a table: a row a circuit, figure and `of`; for of = "random", value, lo and hi are mean, minimum and maximum over the draws
-    "Put circuits on trial, on test images: true and false positives, ranking, necessity, and the same of random circuits and of networks that learned nothing."
+    "Put circuits on trial on test images: positives true and false, ranking, necessity; the same of random circuits and of nets that learned nothing."
     if draws < 20: raise InputError(f"draws = {draws}: a band of random circuits takes at least 20")
     if not len(circuits): raise InputError("there are no circuits to evaluate")
     groups = {}
@@ -329,22 +338,23 @@ def evaluate_circuits(
     return table(row for group in _bar(list(groups.values()), "evaluation", progress)
                  for row in _try(group, model_or_run, data, round, client, template, draws, calibration, nulls, seed))
 
-# %% ../nbs/33_circuit.ipynb #8032bff0
+# %% ../nbs/33_circuit.ipynb #7335e75f
 def summary(
     frame,  # what `evaluate_circuits` returned
 ): # a frame: a row a method, objective and budget, means over classes
-    "Circuits at a glance: their AUROC between the full model's and that of random circuits, and how many classes lie above every random circuit."
+    "Circuits at a glance, means over classes; `above best`: how many classes rank better than every random circuit."
     import pandas as pd
     by = ["method", "objective", "ablation", "kind", "budget"]
     def line(part):
-        mean = lambda metric, of="circuit", column="value": part[(part.metric == metric) & (part.of == of)][column].mean()
-        court = part[(part.metric == "AUROC") & (part.of == "circuit")]
-        best = part[(part.metric == "AUROC") & (part.of == "random")]
-        return pd.Series({"share": court.share.mean(), "AUROC": mean("AUROC"), "random": mean("AUROC", "random"), "best random": mean("AUROC", "random", "hi"),
-                          "full model": mean("AUROC", "full model"), "above best": int((court.value.to_numpy() > best.hi.to_numpy()).sum()), "sufficient": int((court.verdict == "sufficient").sum()),
-                          "classes": len(court), "TPR": mean("TPR"), "FPR": mean("FPR"), "constant": mean("constant") * len(court), "J, calibrated": mean("J, calibrated"),
-                          "constant, calibrated": mean("constant, calibrated") * len(court), "necessity": mean("necessity"), "untrained": mean("AUROC", "untrained"), "shuffled": mean("AUROC", "shuffled")})
-    return pd.DataFrame([dict(zip(by, key)) | line(part).to_dict() for key, part in frame.groupby(by, sort=False)])
+        of = lambda who, metric="AUROC", column="value": part[(part.metric == metric) & (part.of == who)][column]
+        count = lambda metric: int(of("circuit", metric).sum())
+        area, best = of("circuit"), of("random", column="hi")
+        return {"share": of("circuit", column="share").mean(), "AUROC": area.mean(), "random": of("random").mean(), "best random": best.mean(), "full model": of("full model").mean(),
+                "above best": int((area.to_numpy() > best.to_numpy()).sum()), "sufficient": int((part.verdict == "sufficient").sum()), "classes": len(area),
+                "TPR": of("circuit", "TPR").mean(), "FPR": of("circuit", "FPR").mean(), "constant": count("constant"),
+                "J, calibrated": of("circuit", "J, calibrated").mean(), "constant, calibrated": count("constant, calibrated"),
+                "necessity": of("circuit", "necessity").mean(), "untrained": of("untrained").mean(), "shuffled": of("shuffled").mean()}
+    return pd.DataFrame([dict(zip(by, key)) | line(part) for key, part in frame.groupby(by, sort=False)])
 
 # %% ../nbs/33_circuit.ipynb #78a0d8ff
 def smallest(

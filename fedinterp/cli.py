@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['DEMO', 'ANALYSIS', 'app', 'diagnose', 'demo', 'notebooks', 'main']
 
-# %% ../nbs/71_cli.ipynb #3a37c035
+# %% ../nbs/71_cli.ipynb #af053e7d
 import inspect, json, re, shutil, subprocess, sys
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Optional
-import click, fedinterp, typer
+import fedinterp, typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -256,11 +256,13 @@ def _version():
     "Print the version."
     typer.echo(fedinterp.__version__)
 
-# %% ../nbs/71_cli.ipynb #6f2829c4
+# %% ../nbs/71_cli.ipynb #31b373cb
+_Usage = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")  # click's own, or the copy that newer typers carry
+
 def _sentence(error) -> str: # one line
     "What a person reads instead of a traceback."
     text = error.args[0] if isinstance(error, ClientError) else str(error)
-    if isinstance(error, click.ClickException): text = error.format_message()
+    if isinstance(error, _Usage): text = error.format_message()
     text, path = " ".join(text.split()), getattr(getattr(error, "ctx", None), "command_path", None)
     if not path: return text
     parts = dict.fromkeys(re.split(r"(?<=[.?]) ", text[0].lower() + text[1:]))  # click and typer may both say what was meant
@@ -271,8 +273,8 @@ def main(
 ) -> int: # the exit status
     "The command line: one sentence and status 2 for what was wrong, 130 for an interrupt."
     try: status = app(arguments, prog_name="fedinterp", standalone_mode=False)
-    except (click.Abort, KeyboardInterrupt): status = 130
-    except (click.ClickException, FedInterpError, TableError, OSError) as error:
+    except (typer.Abort, KeyboardInterrupt): status = 130
+    except (_Usage, FedInterpError, TableError, OSError) as error:
         print(f"fedinterp: {_sentence(error)}", file=sys.stderr)
         return 2
     if status == 130: print("fedinterp: interrupted; every finished round is kept, and the same command goes on from there", file=sys.stderr)

@@ -16,7 +16,7 @@ from .gated import Fill, Gated
 from .linear import each
 from .scores import margin
 
-# %% ../nbs/32_discovery.ipynb #a116be86
+# %% ../nbs/32_discovery.ipynb #b76f5bb1
 @dataclass(frozen=True, eq=False)
 class Circuit:
     "The channels that are claimed to carry one class, and how they were found."
@@ -37,7 +37,8 @@ class Circuit:
     def channels(self) -> int: return sum(len(m) for m in self.masks.values())
     @property
     def share(self) -> float: return self.size / self.channels
-    def __repr__(self): return f"Circuit({self.cls}: {self.size} of {self.channels} channels; " + ", ".join(f"{s} {n}" for s, n in self.sizes.items()) + ")"
+    def __repr__(self):
+        return f"Circuit({self.cls}: {self.size} of {self.channels} channels; " + ", ".join(f"{s} {n}" for s, n in self.sizes.items()) + ")"
 
 # %% ../nbs/32_discovery.ipynb #c7295c1c
 @patch
@@ -58,9 +59,9 @@ def draw_images(labels, per_class, rng, pool, spare=()):
         chosen += [own, rng.permutation(rest[labels[rest] == c])[:per_class - len(own)]]
     return np.sort(np.concatenate(chosen))
 
-# %% ../nbs/32_discovery.ipynb #6bcf2748
+# %% ../nbs/32_discovery.ipynb #09193cbf
 def own_answer(margins):
-    "The model's own margins (N, K), squashed around the value that one image in so many classes exceeds: no class is too rarely predicted to be followed."
+    "The model's own margins (N, K), squashed around the value that a class's fair share of balanced images exceeds."
     edge = margins.quantile(1 - 1 / max(2, len(margins.T)), 0)
     return (2 * (margins - edge) / margins.std(0).clamp_min(1e-30)).sigmoid()
 
@@ -103,14 +104,14 @@ def rank_by_path(task, steps, chunk=25):
     parts = each(piece, range(0, n, chunk))
     return {s: sum(p[s] for p in parts) for s in parts[0]}
 
-# %% ../nbs/32_discovery.ipynb #28a6cf9e
+# %% ../nbs/32_discovery.ipynb #31406b72
 def counts(
     channels:dict,  # site -> number of channels
     size,           # a share in (0, 1] of every site's channels, or a total number of channels
 ) -> dict: # site -> how many to keep, at least 1
     "A size budget, spread over the sites in proportion to their channels."
-    total = sum(channels.values())
-    if isinstance(size, bool) or not isinstance(size, (int, float)) or not (0 < size <= 1 if isinstance(size, float) else len(channels) <= size <= total):
+    total, number = sum(channels.values()), isinstance(size, (int, float)) and not isinstance(size, bool)
+    if not number or not (0 < size <= 1 if isinstance(size, float) else len(channels) <= size <= total):
         raise InputError(f"size = {size!r} should be a share such as 0.2, or a number of channels from {len(channels)} to {total}")
     if isinstance(size, float): return {s: max(1, int(size * c + .5)) for s, c in channels.items()}
     exact = {s: size * c / total for s, c in channels.items()}
@@ -125,7 +126,7 @@ def _top(scores, keep):
     "The `keep` highest of each row, as booleans."
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, scores.topk(keep, -1).indices, True)
 
-# %% ../nbs/32_discovery.ipynb #33460d45
+# %% ../nbs/32_discovery.ipynb #949f12cb
 def gate_of(
     tau:torch.Tensor,  # (K, C) gate logits
     keep:int|None,     # open exactly so many a row; None: those above 0
@@ -133,7 +134,8 @@ def gate_of(
     "Binary gates with a straight-through gradient."
     if keep is None: hard, soft = tau > 0, tau.sigmoid()
     else:
-        edge = tau.detach().topk(min(keep + 1, tau.shape[1]), -1).values[:, -2:].mean(-1, keepdim=True)  # between the last kept and the first cut
+        # the threshold lies between the last that is kept and the first that is cut
+        edge = tau.detach().topk(min(keep + 1, tau.shape[1]), -1).values[:, -2:].mean(-1, keepdim=True)
         hard, soft = _top(tau.detach(), keep), (tau - edge).sigmoid()
     return hard.to(tau) + (soft - soft.detach())
 
@@ -176,11 +178,12 @@ def _price(task, tau, s):
     "(K,) the soft gates, summed or averaged over channels."
     return sum(t.sigmoid().sum(1) for t in tau.values()) / (sum(task.gated.channels.values()) if s["penalty"] == "mean" else 1)
 
-# %% ../nbs/32_discovery.ipynb #7aa73724
+# %% ../nbs/32_discovery.ipynb #9b3dfcf6
 def _final(task, tau, keep, chunk=50):
     "(K,) each class's loss on all the images."
     n, k = len(task.y), len(task.labels)
-    with torch.no_grad(): z = torch.cat(each(lambda at: run_circuits(task, tau, keep, torch.arange(at, min(at + chunk, n)).expand(k, -1), ("final", at)), range(0, n, chunk)), 1)
+    piece = lambda at: run_circuits(task, tau, keep, torch.arange(at, min(at + chunk, n)).expand(k, -1), ("final", at)).detach()
+    z = torch.cat(each(piece, range(0, n, chunk)), 1)
     if task.objective != "class_only": return _loss(task, z, task.target.T)
     own = (task.y[:, None] == torch.tensor(task.labels)).T.to(z)
     return -(z * own).sum(1) / own.sum(1)
@@ -189,7 +192,7 @@ def _start(task, ranking, keep, s, restart):
     "Where the gate logits start: at the ranking in units of its spread (with a price, mostly open), or all at one number."
     rng = rng_for(s["seed"], "restart", restart)
     if ranking is None: start = {site: torch.full((len(task.labels), c), float(s["init"])) for site, c in task.gated.channels.items()}
-    else: start = {site: (r - r.mean(1, keepdim=True)) / r.std(1, keepdim=True).clamp_min(1e-30) + 2 * (keep is None) for site, r in ranking.items()}
+    else: start = {site: (r - r.mean(1, True)) / r.std(1, keepdim=True).clamp_min(1e-30) + 2 * (keep is None) for site, r in ranking.items()}
     return {site: t + .5 * torch.from_numpy(rng.standard_normal(t.shape)).to(t) for site, t in start.items()} if restart else start
 
 # %% ../nbs/32_discovery.ipynb #dbcd06e6

@@ -75,7 +75,7 @@ def _execute(model, nodes, env, gate, convolve=None):
         else: env[node] = args[0]  # the output
     return env
 
-# %% ../nbs/17_gated.ipynb #780bf2e9
+# %% ../nbs/17_gated.ipynb #883758b3
 class Gated:
     "A frozen copy of a model, in evaluation mode, that can run with channels cut."
     def __init__(self,
@@ -88,22 +88,24 @@ class Gated:
         if isinstance(model, nn.DataParallel): raise InputError("a DataParallel model spreads over devices: give its .module")
         found = model if isinstance(model, Adapter) else adapter(model, input_shape=input_shape)
         known = found.sites if choose("kind", kind, ("post", "conv")) == "post" else found.conv_sites
-        if not known: raise InputError(f"the model has no sites of kind {kind!r} to cut at: declare them with adapter(model, sites=[Site(...)])")
+        if not known: raise InputError(f"the model has no sites of kind {kind!r} to cut at: declare them, adapter(model, sites=[Site(...)])")
         names = list(known) if sites is None else [choose("site", s, known) for s in sites]
         self.kind, self.sites = kind, {name: known[name] for name in known if name in names}
         self.model, self.lock = copy.deepcopy(found.model).eval().requires_grad_(False), threading.Lock()
         self.input_shape, self.note = found.input_shape, ""
         if self.input_shape is None: raise InputError("the model's input shape is not known: give input_shape=(channels, height, width)")
-        seen = capture(self.model, torch.zeros(1, *self.input_shape), list(self.sites.values()))  # refuses a site that is passed twice, or never
+        # refuses a site that is passed twice, or never
+        seen = capture(self.model, torch.zeros(1, *self.input_shape), list(self.sites.values()))
         self.channels = {name: act.shape[1] for name, act in seen.items()}
         self._build(images)
 
-# %% ../nbs/17_gated.ipynb #e0eb5137
+# %% ../nbs/17_gated.ipynb #d3baee1e
 def _dirty(nodes):
     "The operations that a gate can change."
     changed = set()
     for node in nodes:
-        if node.meta["kind"] == "gate" or node.op == "output" or node.meta["shape"] is None or changed & set(node.all_input_nodes): changed.add(node)
+        own = node.meta["kind"] == "gate" or node.op == "output" or node.meta["shape"] is None  # a size is asked for anew
+        if own or changed & set(node.all_input_nodes): changed.add(node)
     return changed
 
 @patch
@@ -137,23 +139,25 @@ def prefix(self:Gated,
             parts.append([env[n] for n in self.frontier])
         return [torch.cat(values) for values in zip(*parts)]
 
-# %% ../nbs/17_gated.ipynb #66e8bd17
+# %% ../nbs/17_gated.ipynb #0af67a59
 class _SparseConv(torch.autograd.Function):
-    "A convolution behind a gate, group by group: channels that the gate has closed are alike in all images, and channels that the next gate has closed send nothing back."
+    "A convolution behind a gate, group by group: what the gate has closed is alike in all images, what the next has closed sends nothing back."
     @staticmethod
     def forward(ctx, x, weight, bias, how, masks, live):
         ctx.save_for_backward(weight)
         ctx.how, ctx.shape, ctx.live, out = how, x.shape, live, []
         for xk, keep in zip(x.chunk(len(masks)), masks):
-            still = nn.functional.conv2d(xk[:1, ~keep], weight[:, ~keep], bias, *how)
-            out.append(nn.functional.conv2d(xk[:, keep], weight[:, keep], None, *how).add_(still) if keep.any() else still.expand(len(xk), *still.shape[1:]))
+            y = nn.functional.conv2d(xk[:1, ~keep], weight[:, ~keep], bias, *how)
+            if keep.any(): y = nn.functional.conv2d(xk[:, keep], weight[:, keep], None, *how).add_(y)
+            out.append(y.expand(len(xk), *y.shape[1:]))
         return torch.cat(out)
 
     @staticmethod
     def backward(ctx, grad):
         (weight,), back = ctx.saved_tensors, []
         for g, live in zip(grad.chunk(len(ctx.live)), ctx.live):
-            back.append(nn.grad.conv2d_input((len(g), *ctx.shape[1:]), weight[live], g[:, live], *ctx.how) if live.any() else g.new_zeros(len(g), *ctx.shape[1:]))
+            shape = len(g), *ctx.shape[1:]
+            back.append(nn.grad.conv2d_input(shape, weight[live], g[:, live], *ctx.how) if live.any() else g.new_zeros(shape))
         return torch.cat(back), None, None, None, None, None
 
 def _next_gate(node):
@@ -163,11 +167,11 @@ def _next_gate(node):
         if node.meta["kind"] == "gate": return node.meta["site"]
         if node.meta["kind"] not in ("same", "idle", "pool", "average"): return None
 
-# %% ../nbs/17_gated.ipynb #ad64701c
+# %% ../nbs/17_gated.ipynb #7b6bfb62
 @patch
 def run(self:Gated,
     values:list[torch.Tensor],  # what `prefix` returned, for n images
-    masks:dict,                 # site -> (C,), or (K, C): a row for each of K equal groups of consecutive images; a site that is not named stays whole
+    masks:dict,                 # site -> (C,), or (K, C): a row for each of K equal groups of consecutive images; others stay whole
     fill:dict|None=None,        # site -> what its cut channels become: (C,), or (n, ...) like the activation; None: zero
 ) -> torch.Tensor: # logits (n, classes), with gradients for masks that want them
     "Run the rest of the model with channels cut."

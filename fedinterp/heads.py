@@ -197,7 +197,8 @@ def _reference(f, reference, round):
 
 def _ratio(name, above, below, denominator):
     "A row with a ratio, or with NaN and the reason where its denominator is not above 0."
-    if interval(below)["lo"] > 0: return dict(metric=name, **interval(above / below), note="")
+    with np.errstate(divide="ignore", invalid="ignore"): share = interval(above / below)  # a resample may divide by 0
+    if interval(below)["lo"] > 0: return dict(metric=name, **share, note="")
     return dict(metric=name, **interval(np.full(2, np.nan)), note=f"not decidable: the interval of {denominator} reaches 0")
 
 def _ratios(v):

@@ -18,14 +18,15 @@ def margin(
     others = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
     return logits - logits.unsqueeze(-2).expand(*logits.shape, logits.shape[-1]).masked_fill(others, -torch.inf).logsumexp(-1)
 
-# %% ../nbs/19_scores.ipynb #99515bf7
+# %% ../nbs/19_scores.ipynb #a2bd7108
 def auroc(
     score,         # (N,): higher speaks for the class
     positive,      # (N,) booleans
     weights=None,  # (R, N): how often each image counts, a row a redrawn set; None: once
 ) -> np.ndarray: # (R,), or a number
     "The chance that an image of the class scores higher than another; a tie counts half."
-    score, positive = np.asarray(score, dtype=np.float64).round(5), np.asarray(positive, dtype=bool)  # a constant circuit's last bits are no order
+    score = np.asarray(score, dtype=np.float64).round(5)  # the last bits of a constant are no order
+    positive = np.asarray(positive, dtype=bool)
     order = np.argsort(score, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(score[order]) > 0])
     w = np.ones((1, len(score)), np.float32) if weights is None else weights

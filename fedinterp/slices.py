@@ -31,13 +31,14 @@ def _mixes(node, model):
     return "flow" not in node.meta  # the head, and what comes after it
 def _sources(node): return [n for n in node.all_input_nodes if n.meta["shape"] is not None]
 
-# %% ../nbs/18_slices.ipynb #68df7889
+# %% ../nbs/18_slices.ipynb #feec9e4f
 class _Plan:
     "Which channels of each value vary with the image, what the others are, and which varying ones are needed."
     def __init__(self, gated, inputs, nodes, masks, fill):
         self.model, self.inputs, self.nodes, self.fill = gated.model, inputs, [*inputs, *nodes], fill
         self.like = next(iter(self.model.parameters()))
-        self.keep = {n: _spread(torch.as_tensor(masks[n.meta["site"]]).bool().cpu(), n) for n in nodes if n.meta["kind"] == "gate" and n.meta["site"] in masks}
+        gates = [n for n in nodes if n.meta["kind"] == "gate" and n.meta["site"] in masks]
+        self.keep = {n: _spread(torch.as_tensor(masks[n.meta["site"]]).bool().cpu(), n) for n in gates}
         self.vary, self.const, self.raw = {}, {}, {}
         with torch.no_grad():
             for node in self.nodes[:-1]: self._constant(node)
@@ -45,7 +46,7 @@ class _Plan:
         for node in reversed(self.nodes): self._needed(node)
         self.chosen = {n: need & self.vary[n] for n, need in self.need.items()}
 
-# %% ../nbs/18_slices.ipynb #58a37fc1
+# %% ../nbs/18_slices.ipynb #f4e7b9e7
 @patch
 def _constant(self:_Plan, node):
     shape, sources = node.meta["shape"], _sources(node)
@@ -55,7 +56,8 @@ def _constant(self:_Plan, node):
     mean = lambda site, act: cut(act, self.keep[node], self.fill.values.get(site)) if node in self.keep else act
     self.const[node] = self.raw[node] = _execute(self.model, [node], env, mean)[node]
     if shape is None: return
-    vary = torch.stack([_spread(self.vary[s], node) if not _mixes(node, self.model) else self.vary[s].any().expand(shape[1]) for s in sources]).any(0)
+    mixes = _mixes(node, self.model)
+    vary = torch.stack([self.vary[s].any().expand(shape[1]) if mixes else _spread(self.vary[s], node) for s in sources]).any(0)
     self.vary[node] = vary & self.keep[node] if node in self.keep else vary
     self.const[node] = self.raw[node].masked_fill(_shaped(self.vary[node], self.raw[node]), 0)
 
@@ -69,7 +71,7 @@ def _needed(self:_Plan, node):
         elif _mixes(node, self.model): self.need[s] |= (need & self.vary[node]).any()
         else: self.need[s] |= _gather(need & self.vary[node], s)
 
-# %% ../nbs/18_slices.ipynb #7566d394
+# %% ../nbs/18_slices.ipynb #17608f1f
 class _Pick(nn.Module):
     "Some channels."
     def __init__(self, flags):
@@ -83,7 +85,8 @@ class _Place(nn.Module):
         super().__init__()
         self.register_buffer("const", const.clone())
         self.register_buffer("at", flags.nonzero().flatten())
-    def forward(self, x=None): return self.const if x is None else self.const.expand(len(x), *self.const.shape[1:]).index_copy(1, self.at, x)
+    def forward(self, x=None):
+        return self.const if x is None else self.const.expand(len(x), *self.const.shape[1:]).index_copy(1, self.at, x)
 
 class _Shift(nn.Module):
     "What the cut channels contribute, place by place."
@@ -100,7 +103,7 @@ class _Constant(nn.Module):
         self.register_buffer("logits", logits.clone())
     def forward(self, x, *others): return self.logits.expand(len(x), *self.logits.shape[1:])
 
-# %% ../nbs/18_slices.ipynb #e745716f
+# %% ../nbs/18_slices.ipynb #ed819ac8
 class _Carver:
     "Writes the small network, operation by operation."
     def __init__(self, plan):
@@ -126,7 +129,8 @@ def take(self:_Carver, source, want):
     if not both.any(): x = None
     elif not both.equal(have): x = self.call(f"{name}_pick", _Pick(both[have]), x)
     if both.equal(want): return x
-    return self.call(f"{name}_place", _Place(self.plan.const[source][:, want.to(self.plan.like.device)], both[want]), *([] if x is None else [x]))
+    const = self.plan.const[source][:, want.to(self.plan.like.device)]
+    return self.call(f"{name}_place", _Place(const, both[want]), *([] if x is None else [x]))
 
 # %% ../nbs/18_slices.ipynb #5d7e4222
 def _with(module, **entries):
@@ -138,7 +142,7 @@ def _with(module, **entries):
         home[name] = v if v is None else v.clone() if home is small._buffers else nn.Parameter(v.clone(), requires_grad=False)
     return small
 
-# %% ../nbs/18_slices.ipynb #08ba6ac7
+# %% ../nbs/18_slices.ipynb #7b54e958
 @patch
 def pick(self:_Carver, node, out, have, want):
     return out if have.equal(want) else self.call(f"{node.name}_{len(self.modules)}_pick", _Pick(want[have]), out)
@@ -149,7 +153,8 @@ def layer(self:_Carver, node, rows):
     module, source, mixes = self.model.get_submodule(node.target), _sources(node)[0], _mixes(node, self.model)
     want = self.chosen[source] if mixes else _gather(rows, source)
     every = rows if mixes else _spread(want, node)  # a depthwise convolution is cut by whole blocks
-    small, shift = _with(module, weight=module.weight[every][:, want] if mixes else module.weight[every], bias=None), self.plan.raw[node][:, every]
+    small = _with(module, weight=module.weight[every][:, want] if mixes else module.weight[every], bias=None)
+    shift = self.plan.raw[node][:, every]
     even = shift.ndim == 2 or bool((shift == shift[..., :1, :1]).all())
     if even: small.bias = nn.Parameter(shift.reshape(len(shift[0]), -1)[:, 0].clone(), requires_grad=False)
     for name, flags in (("in_channels", want), ("out_channels", every), ("in_features", want), ("out_features", every)):
@@ -158,7 +163,7 @@ def layer(self:_Carver, node, rows):
     out = self.call(node.target, small, self.take(source, want))
     return self.pick(node, out if even else self.call(f"{node.target}_shift", _Shift(shift), out), every, rows)
 
-# %% ../nbs/18_slices.ipynb #38eb6c64
+# %% ../nbs/18_slices.ipynb #8b238055
 @patch
 def write(self:_Carver, node):
     "One operation of the small network."
@@ -168,7 +173,8 @@ def write(self:_Carver, node):
     if kind in ("conv", "linear") : return self.layer(node, rows)
     if kind == "norm" and not _mixes(node, self.model):
         module = self.model.get_submodule(node.target)
-        small = _with(module, **{k: v[rows] for k, v in (*module._parameters.items(), *module._buffers.items()) if v is not None and v.ndim})
+        entries = (*module._parameters.items(), *module._buffers.items())
+        small = _with(module, **{k: v[rows] for k, v in entries if v is not None and v.ndim})
         small.num_features = int(rows.sum())
         return self.call(node.target, small, self.take(sources[0], rows))
     if kind == "reshape":
@@ -177,20 +183,21 @@ def write(self:_Carver, node):
         out = self.graph.call_method("reshape", (self.take(sources[0], want), -1, int(every.sum()), *node.meta["shape"][2:]))
         return self.pick(node, out, every, rows)
     if node.op == "call_module": self.modules[node.target] = self.model.get_submodule(node.target)
-    every = torch.ones_like(rows) if _mixes(node, self.model) else rows
-    return self.pick(node, self.graph.node_copy(node, lambda n: self.take(n, torch.ones_like(self.chosen[n]) if _mixes(node, self.model) else rows)), every, rows)
+    if not _mixes(node, self.model): return self.graph.node_copy(node, lambda n: self.take(n, rows))
+    out = self.graph.node_copy(node, lambda n: self.take(n, torch.ones_like(self.chosen[n])))
+    return self.pick(node, out, torch.ones_like(rows), rows)
 
-# %% ../nbs/18_slices.ipynb #84ca6c85
+# %% ../nbs/18_slices.ipynb #2f1f1de8
 def sliced(
     gated:Gated,             # a model that can be cut
     masks:dict,              # site -> (C,): the channels that are kept
     fill:Fill|None=None,     # "zero" or "mean"; None: zero
     after_prefix:bool=False, # take what `gated.prefix` returned in place of images
 ) -> nn.Module: # CannotSlice where an operation mixes channels, or the model could not be traced
-    "The circuit as a physically small network: cut channels are gone, and what they contributed is a bias, or a map where borders are padded."
+    "The circuit as a physically small network: cut channels are gone, and what they contributed is a bias, or a map if borders are padded."
     fill = fill or Fill("zero", {})
     for site in masks: choose("site", site, gated.sites)
-    if fill.how == "resample": raise CannotSlice("cut channels that become other images' activations are not constant, so the model cannot be sliced: run it with masks")
+    if fill.how == "resample": raise CannotSlice("channels that become other images' activations are not constant, so no slice is exact: run it with masks")
     if gated.nodes is None: raise CannotSlice(f"the model cannot be sliced: {gated.note}")
     plan = _Plan(gated, *((gated.frontier, gated.after) if after_prefix else (gated.nodes[:1], gated.nodes[1:])), masks, fill)
     last = _sources(plan.nodes[-1])[0]
@@ -204,7 +211,7 @@ def sliced(
     net.input_shape = gated.input_shape
     return net.eval()
 
-# %% ../nbs/18_slices.ipynb #66d96eee
+# %% ../nbs/18_slices.ipynb #72437a86
 def logits(
     gated:Gated,
     values:list[torch.Tensor], # what `gated.prefix` returned, for N images
@@ -216,22 +223,23 @@ def logits(
     fill, net = fill or Fill("zero", {}), None
     if masks and fill.how != "resample" and gated.nodes is not None: net = sliced(gated, masks, fill, after_prefix=True)
     with torch.no_grad():
-        parts = [[v[at:at + batch] for v in values] for at in range(0, len(values[0]), batch)]
+        parts = [[v[at:at + batch] for v in values] for at in range(0, max(1, len(values[0])), batch)]
         return torch.cat([(net(*vb) if net else gated.run(vb, masks, fill.rows(len(vb[0]), i))).cpu() for i, vb in enumerate(parts)])
 
-# %% ../nbs/18_slices.ipynb #d864d7d9
+# %% ../nbs/18_slices.ipynb #4777b2b6
 def _step(model, node, m):
     "Carry a strength matrix through one operation."
     kind, module = node.meta["kind"], model.get_submodule(node.target) if node.op == "call_module" else None
-    if kind in ("conv", "linear") and _mixes(node, model): return module.weight.detach().cpu().abs().flatten(2).sum(2) @ m if kind == "conv" else module.weight.detach().cpu().abs() @ m
+    if kind in ("conv", "linear"): weight = module.weight.detach().cpu().abs().flatten(2).sum(2) if kind == "conv" else module.weight.detach().cpu().abs()
+    if kind in ("conv", "linear") and _mixes(node, model): return weight @ m
     m = m.repeat_interleave(node.meta["shape"][1] // len(m), 0)
-    if kind == "conv": return module.weight.detach().cpu().abs().flatten(1).sum(1, keepdim=True) * m
+    if kind == "conv": return weight.sum(1, keepdim=True) * m
     if kind == "norm" and getattr(module, "running_var", None) is not None:
         scale = (module.running_var + module.eps).rsqrt() * (1 if module.weight is None else module.weight.abs())
         return scale.detach().cpu()[:, None] * m
     return m
 
-# %% ../nbs/18_slices.ipynb #c08e221c
+# %% ../nbs/18_slices.ipynb #bf265d5e
 def connections(
     gated:Gated,  # a model that can be cut
 ) -> dict: # (site, next site or "logits") -> (its channels, the first's channels): strength, 0 where nothing leads over
@@ -243,7 +251,8 @@ def connections(
         found = [(s, m) for n in sources for s, m in reach.get(n, {}).items()]
         if node.op != "output" and node.meta["shape"] is None: continue
         if kind == "gate" or node.op == "output":
-            site, channels = (node.meta["site"], gated.channels[node.meta["site"]]) if kind == "gate" else ("logits", sources[0].meta["shape"][1])
+            site = node.meta["site"] if kind == "gate" else "logits"
+            channels = gated.channels.get(site, sources[0].meta["shape"][1])
             for s, m in found: edges[s, site] = m.reshape(channels, -1, m.shape[1]).sum(1)
             if kind == "gate": reach[node] = {site: torch.eye(channels).repeat_interleave(node.meta["shape"][1] // channels, 0)}
             continue
@@ -251,7 +260,7 @@ def connections(
         for s, m in found: reach[node][s] = reach[node].get(s, 0) + _step(model, node, m)
     return edges
 
-# %% ../nbs/18_slices.ipynb #bc850fdd
+# %% ../nbs/18_slices.ipynb #afd235d6
 def connectivity(
     circuit,               # with .cls, .masks and .kind: see `discovery`
     model:nn.Module,       # that it belongs to
@@ -264,5 +273,6 @@ def connectivity(
     rows = []
     for (source, site), strength in edges.items():
         strength = strength * keep[source][None] * keep[site][:len(strength), None]
-        rows += [dict(cls=circuit.cls, site=site, channel=i, metric="strength", value=strength[i, j].item(), from_site=source, from_channel=j) for i, j in strength.nonzero().tolist()]
+        rows += [dict(cls=circuit.cls, site=site, channel=i, metric="strength", value=strength[i, j].item(), from_site=source, from_channel=j)
+                 for i, j in strength.nonzero().tolist()]
     return table(rows) if rows else table([dict(cls="", site="", channel=0, metric="strength", value=0., from_site="", from_channel=0)])[:0]

@@ -237,3 +237,9 @@ def test_on_real_images_the_published_recipe_says_yes_to_everything_and_the_defa
     full = frame[(frame.of == "full model") & (frame.metric == "FPR")].value.mean()
     assert shown.TPR["class_only"] > .8 and shown.FPR["class_only"] > 2 * full
     assert shown["constant, calibrated"]["faithful"] == 0 and shown["J, calibrated"]["faithful"] > shown["J, calibrated"]["class_only"]
+
+def test_a_discovery_that_used_every_training_image_can_still_be_calibrated(run, tiny):
+    found = find_circuits(run, tiny, size=.3, method="path", **{**QUICK, "samples": 1000})
+    assert len(found[0].meta["index"]) == len(tiny.y_train)
+    frame = evaluate_circuits(found[:1], run, tiny, nulls=False)
+    assert frame[(frame.of == "full model") & (frame.metric == "constant, calibrated")].value.item() == 0
