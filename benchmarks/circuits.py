@@ -1,4 +1,4 @@
-"""What circuits reach, and what they cost:  python benchmarks/circuits.py [--root FOLDER] [--seeds 3] [--repeats 3] [--steps 200] [--only reach|speed|run]
+"""What circuits reach, and what they cost:  python benchmarks/circuits.py [--root FOLDER] [--data cifar10] [--seeds 3] [--repeats 3] [--steps 200] [--only reach|speed|run]
 
 Reach: two federations on 6,000 Fashion-MNIST images (SimpleCNN(32, 64, 128), flattened head, 10 clients, 6 rounds of 2 epochs; IID and Dirichlet 0.1), trained once
 into --root; held-out AUROC of the circuits of each method at 10, 20 and 35 % of the channels, between that of random circuits and that of the full model; the published
@@ -18,11 +18,12 @@ from fedinterp.train import train
 SIZES = [0.1, 0.2, 0.35]
 
 
-def dataset():
-    "6,000 class-balanced training images of the embedded set, and its 2,000 test images."
-    small = load_dataset("fashion_mnist_small")
-    at = balanced_indices(small.y_train, 6000, rng_for(0, "fashion_mnist_6000"))
-    return Dataset(small.x_train[at], small.y_train[at], small.x_test, small.y_test, small.classes, "fashion_mnist_6000", small.mean, small.std)
+def dataset(name):
+    "6,000 class-balanced training images and 2,000 test images of a known set."
+    whole = load_dataset(name)
+    at, test = balanced_indices(whole.y_train, 6000, rng_for(0, "fashion_mnist_6000")), balanced_indices(whole.y_test, 2000, rng_for(0, "test"))
+    name = f"{name.removesuffix('_small')}_6000"
+    return Dataset(whole.x_train[at], whole.y_train[at], whole.x_test[test], whole.y_test[test], whole.classes, name, whole.mean, whole.std)
 
 
 def federation(how, data, root):
@@ -121,12 +122,13 @@ def whole(run, data):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", default=tempfile.gettempdir() + "/fedinterp-circuits")
+    parser.add_argument("--data", default="fashion_mnist_small", help="or another known set, such as cifar10 in the folder that FEDINTERP_DATA names")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--only", choices=["reach", "recipe", "speed", "run"])
     args = parser.parse_args()
-    data = dataset()
+    data = dataset(args.data)
     runs = {name: federation(how, data, args.root) for name, how in (("IID", "iid"), ("skewed", "dirichlet:0.1"))}
     with intra_op_threads(1):
         if args.only in (None, "reach"): reach(runs, data, args.seeds)

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 from fedinterp.core import Config
 from fedinterp.data import load_dataset
+from fedinterp.engine import BLOCK
 from fedinterp.models import build_model
 from fedinterp.partition import partition
 from fedinterp.train import train
@@ -20,7 +21,7 @@ def bare_loop(config, data, parts):
     def evaluate():
         model.eval()
         with torch.no_grad():
-            logits = torch.cat([model(x) for x in data.x_test.split(500)])
+            logits = torch.cat([model(x) for x in data.x_test.split(BLOCK)])
             return float((logits.argmax(1) == data.y_test).float().mean()), float(F.cross_entropy(logits, data.y_test))
     server, total = {k: v.clone() for k, v in model.state_dict().items()}, sum(map(len, parts))
     evaluate()
@@ -98,7 +99,10 @@ if __name__ == "__main__":
     def ours(workers): return lambda: train(config, tempfile.mkdtemp(), workers=workers, progress=False)
     bare, two = threads(1, lambda: bare_loop(config, data, parts)), threads(2, lambda: bare_loop(config, data, parts))
     bare(), ours(1)()  # warm-up: first use of the optimiser imports more of torch
-    rows = [{name: measure(work) for name, work in (("bare", bare), ("serial", ours(1)), ("workers", ours(2)), ("two threads", two))} for _ in range(args.repeats)]
+    rows = []
+    for _ in range(args.repeats):
+        rows.append({name: measure(work) for name, work in (("bare", bare), ("serial", ours(1)), ("workers", ours(2)), ("two threads", two))})
+        print({name: f"{cpu:.2f} CPU s, {wall:.2f} s" for name, (cpu, wall) in rows[-1].items()}, flush=True)
     print("wall seconds, median:", {k: round(statistics.median(r[k][1] for r in rows), 2) for k in rows[0]})
     show("serial engine with full trace / bare loop, CPU seconds", [r["serial"][0] / r["bare"][0] for r in rows], "≤ 1.05")
     show("2 workers / serial, wall, one thread each", [r["workers"][1] / r["serial"][1] for r in rows], "≤ 0.55")

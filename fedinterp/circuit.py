@@ -124,7 +124,7 @@ def _settings(method, objective, ablation, kind, sites, size, lam, penalty, init
     return dict(method=method, objective=objective, ablation=ablation, kind=kind, sites=listed(sites), size=size, lam=lam,
                 penalty=penalty, init=init, lr=lr, seed=seed, **whole)
 
-# %% ../nbs/33_circuit.ipynb #8f113698
+# %% ../nbs/33_circuit.ipynb #2dcafc7a
 def _bar(jobs, name, progress):
     from tqdm.auto import tqdm
     return tqdm(jobs, desc=name, unit="model", disable=not progress or len(jobs) < 2)
@@ -132,7 +132,7 @@ def _bar(jobs, name, progress):
 def _jobs(run, rounds, clients):
     "The (round, client) models of a run that are asked for."
     if not isinstance(run, Run): return [(rounds, clients)]
-    listed = lambda v: [v] if isinstance(v, (int, str)) else list(v)
+    listed = lambda v: [v] if isinstance(v, (int, np.integer, str)) else [r if isinstance(r, str) else int(r) for r in v]
     rounds = [r for r in run.rounds if r] if rounds == "all" else listed(run.done if rounds is None else rounds)
     who = lambda r: ["server", *run.clients(r)] if clients == "all" else listed("server" if clients is None else clients)
     return [(r, str(k)) for r in rounds for k in who(r)]
@@ -162,7 +162,7 @@ def find_circuits(
     bar = _bar(jobs, "circuits", progress)
     return Circuits(c for round, client in bar for c in _one(model_or_run, data, round, client, classes, images, template, s))
 
-# %% ../nbs/33_circuit.ipynb #6ad63f25
+# %% ../nbs/33_circuit.ipynb #c2bd2f38
 def _one(model_or_run, data, round, client, classes, images, template, s):
     "The circuits of one model."
     model, data, keys = resolve(model_or_run, data, round, client, template)
@@ -170,6 +170,7 @@ def _one(model_or_run, data, round, client, classes, images, template, s):
     classes = [choose("class", c, data.classes) for c in ([classes] if isinstance(classes, str) else classes or data.classes)]
     pool, spare = _pools(images, data, run, client)
     index, reference = (draw_images(data.y_train.numpy(), s[n], rng_for(s["seed"], "circuit", n), pool, spare) for n in ("samples", "reference"))
+    if not len(index): raise InputError(f"images = {images!r}: there are none to search on" + (f"; client {client} holds none" if run else ""))
     compute = lambda: _find(model, data, classes, index, reference, s)
     given = images if isinstance(images, str) else [int(i) for i in pool]
     depends = dict(round=round, client=client, classes=classes, images=given, data=data.fingerprint, **s)

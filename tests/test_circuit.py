@@ -243,3 +243,6 @@ def test_a_discovery_that_used_every_training_image_can_still_be_calibrated(run,
     assert len(found[0].meta["index"]) == len(tiny.y_train)
     frame = evaluate_circuits(found[:1], run, tiny, nulls=False)
     assert frame[(frame.of == "full model") & (frame.metric == "constant, calibrated")].value.item() == 0
+
+def test_a_pool_without_images_is_refused(run, tiny):
+    with pytest.raises(InputError, match="there are none to search on"): find_circuits(run, tiny, size=.3, images=[], **QUICK)

@@ -24,7 +24,8 @@ def lab(tmp_path):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    env = {**os.environ, **{f"JUPYTER_{k}_DIR": str(tmp_path/k.lower()) for k in ("CONFIG", "DATA", "RUNTIME")}, "JUPYTERLAB_SETTINGS_DIR": str(tmp_path/"settings"), "JUPYTERLAB_WORKSPACES_DIR": str(tmp_path/"spaces")}
+    folders = {f"JUPYTER_{k}_DIR": str(tmp_path/k.lower()) for k in ("CONFIG", "DATA", "RUNTIME")}
+    env = {**os.environ, **folders, "JUPYTERLAB_SETTINGS_DIR": str(tmp_path/"settings"), "JUPYTERLAB_WORKSPACES_DIR": str(tmp_path/"spaces")}
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=t", "--LabApp.news_url=", str(work)]
     server = subprocess.Popen(command, env=env, cwd=work, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     for _ in range(600):
