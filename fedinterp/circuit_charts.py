@@ -5,24 +5,24 @@
 # %% auto #0
 __all__ = ['QUANTITIES', 'EDGES', 'fig_overlap', 'fig_overlap_rounds', 'fig_size_curve', 'fig_tpr_fpr', 'fig_circuit_graph']
 
-# %% ../nbs/56_circuit_charts.ipynb #904c7eec
-from .charts import ROWS, _by_run, _finish, _fit, _once, _order, _rows, _tips
+# %% ../nbs/56_circuit_charts.ipynb #e80cd47b
+from .charts import ROWS, finish, one_row_each, ordered, select_rows, style_by, thin, tooltips
 from .table import TableError
 
-# %% ../nbs/56_circuit_charts.ipynb #772a2aee
+# %% ../nbs/56_circuit_charts.ipynb #3e23803d
 def _mirrored(frame, cls, site):
     "The rows of a heat map, both halves, with the text of each cell."
     import pandas as pd
     kinds = ("iou", "chance", "adjusted")
-    rows = _rows(frame, "fig_overlap", ["a", "b", "cls", "site"], metric=kinds, cls=cls, site=site)
-    rows = _once(rows, "fig_overlap", "run", "a", "b", "metric")
+    rows = select_rows(frame, "fig_overlap", ["a", "b", "cls", "site"], metric=kinds, cls=cls, site=site)
+    rows = one_row_each(rows, "fig_overlap", "run", "a", "b", "metric")
     lacks = [k for k in kinds if k not in set(rows.metric)]
     if lacks: raise TableError(f"this table lacks {' and '.join(lacks)}: fig_overlap shows an overlap beside its chance level")
     rows = pd.concat([rows, rows[rows.a != rows.b].rename(columns={"a": "b", "b": "a"})], ignore_index=True)
     if len(rows) > ROWS: raise TableError(f"fig_overlap draws at most {ROWS} cells, and this table has {len(rows)}: choose fewer models")
     return rows.assign(text=["n. d." if v != v else f"{round(v, 2) + 0:.2f}" for v in rows.value])
 
-# %% ../nbs/56_circuit_charts.ipynb #92ffa3ce
+# %% ../nbs/56_circuit_charts.ipynb #8236337b
 def fig_overlap(
     frame,                # from `overlaps`: rows (a, b, cls, site, metric, value), metrics iou, chance, adjusted
     cls:str="all",        # of which class
@@ -34,7 +34,7 @@ def fig_overlap(
     rows = _mirrored(frame, cls, site)
     names = list(dict.fromkeys([*rows.a, *rows.b]))
     x, y = (alt.X("a:N", sort=names, title=None), alt.Y("b:N", sort=names, title=None))
-    base = alt.Chart(rows, width=alt.Step(36), height=alt.Step(28)).encode(x, y, tooltip=["a", "b", *_tips(rows, "metric", form=".2f")])
+    base = alt.Chart(rows, width=alt.Step(36), height=alt.Step(28)).encode(x, y, tooltip=["a", "b", *tooltips(rows, "metric", form=".2f")])
     scale = alt.Scale(scheme="viridis", domain=[0, 1], clamp=True)
     ink = alt.when("datum.value > 0.6").then(alt.value("black")).otherwise(alt.value("white"))
     defined, empty = (base.transform_filter(f"{no}isValid(datum.value)") for no in ("", "!"))
@@ -45,7 +45,7 @@ def fig_overlap(
     chart = cells.facet(column=alt.Column("metric:N", sort=["iou", "chance", "adjusted"], title=None))
     facts = "chance: random circuits of the same sizes" + ("; n. d.: not defined, nothing was kept" if rows.value.isna().any() else "")
     title = title or "Overlap of circuits, its chance level, and the adjusted value"
-    return _finish(chart, title, facts, f"overlap of the circuits of {', '.join(names)}")
+    return finish(chart, title, facts, f"overlap of the circuits of {', '.join(names)}")
 
 # %% ../nbs/56_circuit_charts.ipynb #ed98991f
 QUANTITIES = ("stability", "consistency", "preservation", "noise floor", "null permuted", "null mixture")
@@ -59,7 +59,7 @@ def _split(rows):
     line = rows.kind.where(rows.kind == "chance", rows.quantity.isin(QUANTITIES[3:]).map({True: "bound", False: "measured"}))
     return rows.assign(line=line, panel=rows.kind.map({"iou": "IoU", "chance": "IoU", "adjusted": "adjusted for chance"}))
 
-# %% ../nbs/56_circuit_charts.ipynb #f452e40a
+# %% ../nbs/56_circuit_charts.ipynb #38648379
 def fig_overlap_rounds(
     frame,                # from `overlap.over_rounds`: rows (round, cls, site, metric, value), with or without lo, hi
     cls:str="all",        # of which class
@@ -68,24 +68,24 @@ def fig_overlap_rounds(
 ): # an alt.Chart
     "Stability, consistency and preservation over the rounds, with chance levels, noise floor and nulls."
     import altair as alt
-    rows = _split(_rows(frame, "fig_overlap_rounds", ["round", "cls", "site"], cls=cls, site=site))
+    rows = _split(select_rows(frame, "fig_overlap_rounds", ["round", "cls", "site"], cls=cls, site=site))
     if not {"iou", "chance", "adjusted"} <= set(rows.kind):
         raise TableError("fig_overlap_rounds needs iou, chance and adjusted rows, as over_rounds gives them")
-    rows, notes = _fit(_once(rows, "fig_overlap_rounds", "metric", "round").drop(columns="n", errors="ignore"), "round")
+    rows, notes = thin(one_row_each(rows, "fig_overlap_rounds", "metric", "round").drop(columns="n", errors="ignore"), "round")
     there = [q for q in QUANTITIES if q in set(rows.quantity)]
     same, y = dict(sort=there, scale=alt.Scale(domain=there)), alt.Y("value:Q", title="overlap", scale=alt.Scale(zero=True))
-    ticks = {"values": _order(rows, "round")} if rows["round"].nunique() < 12 else {}
+    ticks = {"values": ordered(rows, "round")} if rows["round"].nunique() < 12 else {}
     x = alt.X("round:Q", axis=alt.Axis(format="d", grid=False, **ticks))
     base = alt.Chart(rows, width=300, height=260).encode(x, alt.Color("quantity:N", **same, legend=alt.Legend(columns=3)))
     found = base.transform_filter("datum.line != 'chance'")
     dash = alt.Scale(domain=["measured", "bound", "chance"], range=[[1, 0], [6, 4], [2, 3]])
-    tips = _tips(rows, "quantity", "kind", "round", form=".3f")
+    tips = tooltips(rows, "quantity", "kind", "round", form=".3f")
     layers = [base.mark_line(strokeWidth=2).encode(y, alt.StrokeDash("line:N", legend=None, scale=dash)),
               found.mark_point(filled=True, size=45, opacity=1).encode(y, alt.Shape("quantity:N", **same), tooltip=tips)]
     if {"lo", "hi"} <= set(rows): layers.insert(0, found.mark_area(opacity=0.15).encode(alt.Y("lo:Q"), alt.Y2("hi:Q")))
     chart = alt.layer(*layers).facet(column=alt.Column("panel:N", sort=["IoU", "adjusted for chance"], title=None))
     facts = "; ".join(["dotted: chance; dashed: noise floor and nulls; bands: 95 % intervals", *notes])
-    return _finish(chart, title or "Overlap of circuits over the rounds", facts, f"{', '.join(there)} by round")
+    return finish(chart, title or "Overlap of circuits over the rounds", facts, f"{', '.join(there)} by round")
 
 # %% ../nbs/56_circuit_charts.ipynb #b27834ca
 def _curves(rows):
@@ -94,7 +94,7 @@ def _curves(rows):
     mean = lambda part, keys: part.groupby(keys, sort=False)[columns].mean().reset_index().sort_values("share")
     return mean(rows[rows.of == "circuit"], ["method", "share"]), *(mean(rows[rows.of == of], ["share"]) for of in ("random", "full model"))
 
-# %% ../nbs/56_circuit_charts.ipynb #bb1faac7
+# %% ../nbs/56_circuit_charts.ipynb #7a43c537
 def fig_size_curve(
     frame,                # from `evaluate_circuits`: rows (cls, method, share, of, metric, value, lo, hi)
     metric:str="AUROC",   # or another that random circuits have too
@@ -104,34 +104,34 @@ def fig_size_curve(
     "Fidelity over size, a line for each method, over the band of random circuits and under the full model."
     import altair as alt
     of = ("circuit", "random", "full model")
-    rows = _rows(frame, "fig_size_curve", ["cls", "method", "share", "of", "lo", "hi"], metric=metric, cls=cls, of=of)
+    rows = select_rows(frame, "fig_size_curve", ["cls", "method", "share", "of", "lo", "hi"], metric=metric, cls=cls, of=of)
     if not {"circuit", "random"} <= set(rows.of): raise TableError("fig_size_curve needs rows of circuits and of random circuits")
-    lines, band, full = _curves(_once(rows, "fig_size_curve", "cls", "method", "share", "of"))
+    lines, band, full = _curves(one_row_each(rows, "fig_size_curve", "cls", "method", "share", "of"))
     x, y = alt.X("share:Q", title="share of channels kept").axis(format=".0%"), alt.Y("value:Q", title=metric).scale(zero=False)
-    order, (colour, shape, dash), pick, opacity = _by_run(lines, "method")
+    order, (colour, shape, dash), pick, opacity = style_by(lines, "method")
     under, base = alt.Chart(band, width=480, height=280).encode(x), alt.Chart(lines).encode(x, colour, opacity=opacity)
     layers = [under.mark_area(style="note", opacity=0.25).encode(alt.Y("lo:Q"), alt.Y2("hi:Q")), under.mark_line(style="floor").encode(y)]
     if len(full): layers.append(alt.Chart(full).mark_line(style="range", strokeDash=[2, 3]).encode(x, y))
     if cls is not None: layers.append(base.mark_rule(strokeWidth=1.5).encode(alt.Y("lo:Q"), alt.Y2("hi:Q")))
-    tips = [alt.Tooltip("share:Q", format=".1%"), *_tips(lines[["method", "value"]], "method", form=".3f")]
+    tips = [alt.Tooltip("share:Q", format=".1%"), *tooltips(lines[["method", "value"]], "method", form=".3f")]
     dots = base.mark_point(size=60, filled=True, opacity=1).encode(y, shape, tooltip=tips).add_params(pick)
     facts = f"mean over {rows.cls.nunique()} classes" if cls is None else f"class {cls}; lines through points: 95 % intervals"
     facts += "; band: random circuits, worst to best; dotted: full model"
     chart = alt.layer(*layers, base.mark_line(strokeWidth=2.5).encode(y, dash), dots)
-    return _finish(chart, title or "Fidelity of circuits over their size", facts, f"{metric} by share of channels for {', '.join(order)}")
+    return finish(chart, title or "Fidelity of circuits over their size", facts, f"{metric} by share of channels for {', '.join(order)}")
 
-# %% ../nbs/56_circuit_charts.ipynb #1b849551
+# %% ../nbs/56_circuit_charts.ipynb #1d1a82d7
 def _both_rates(frame, by, names):
     "The rows of circuits and of the full model, each with both of its rates; one rate alone is refused."
-    rows = _rows(frame, "fig_tpr_fpr", ["cls", "of", by], metric=names, of=("circuit", "full model"))
+    rows = select_rows(frame, "fig_tpr_fpr", ["cls", "of", by], metric=names, of=("circuit", "full model"))
     rows = rows.assign(panel=rows[by].where(rows.of == "circuit", "full model")).drop_duplicates(["panel", "cls", "metric", "value"])
-    rows = _once(rows, "fig_tpr_fpr", "panel", "cls", "metric")
+    rows = one_row_each(rows, "fig_tpr_fpr", "panel", "cls", "metric")
     alone = rows[~rows.duplicated(["panel", "cls"], keep=False)]
     if len(alone): raise TableError(f"{alone.metric.iloc[0]} of class {alone.cls.iloc[0]!r} stands alone: give {' and '.join(names)}")
     both = rows.pivot(index=["panel", "cls"], columns="metric", values="value").rename(columns=dict(zip(names, ("tpr", "fpr"))))
     return rows.merge(both.reset_index(), on=["panel", "cls"])
 
-# %% ../nbs/56_circuit_charts.ipynb #b00cf88d
+# %% ../nbs/56_circuit_charts.ipynb #ebdd9799
 def fig_tpr_fpr(
     frame,                  # from `evaluate_circuits`, for one size of each recipe: rows (cls, objective, of, metric, value)
     by:str="objective",     # the column that tells recipes apart: "method", "run", or one of your own
@@ -142,13 +142,13 @@ def fig_tpr_fpr(
     import altair as alt
     names = tuple(f"{m}, calibrated" if calibrated else m for m in ("TPR", "FPR"))
     rows = _both_rates(frame, by, names)
-    panels, order = _order(rows, "panel"), _order(rows, "cls")
+    panels, order = ordered(rows, "panel"), ordered(rows, "cls")
     panels = [p for p in panels if p != "full model"] + ["full model"] * ("full model" in panels)
     y = alt.Y("cls:N", sort=order, title=None, axis=alt.Axis(grid=True, tickBand="extent", ticks=False))
     base = alt.Chart(rows, width=170, height=22 * len(order)).encode(y)
     x = alt.X("value:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", tickCount=3))
     kind = dict(sort=list(names), scale=alt.Scale(domain=list(names)))
-    dots = base.encode(x, alt.Color("metric:N", **kind), alt.Shape("metric:N", **kind), tooltip=_tips(rows, "panel", "cls", "metric"))
+    dots = base.encode(x, alt.Color("metric:N", **kind), alt.Shape("metric:N", **kind), tooltip=tooltips(rows, "panel", "cls", "metric"))
     hit, false = (f"datum.metric == '{m}'" for m in names)
     chart = alt.layer(base.transform_filter(hit).mark_rule(style="range").encode(alt.X("fpr:Q"), alt.X2("tpr:Q")),
                       dots.transform_filter(hit).mark_point(filled=True, size=85, opacity=1),
@@ -156,9 +156,9 @@ def fig_tpr_fpr(
     chart = chart.facet(column=alt.Column("panel:N", sort=panels, title=None), spacing=32)
     facts = "one recipe a panel; both marks on one place: a constant answer"
     title = title or "What circuits answer: to their class, and to the others"
-    return _finish(chart, title, facts, f"rates of {len(order)} classes for {', '.join(panels)}")
+    return finish(chart, title, facts, f"rates of {len(order)} classes for {', '.join(panels)}")
 
-# %% ../nbs/56_circuit_charts.ipynb #72a110f7
+# %% ../nbs/56_circuit_charts.ipynb #b67b7ea6
 EDGES = 300  # the most connections that a graph draws
 
 def _placed(edges):
@@ -166,7 +166,7 @@ def _placed(edges):
     import pandas as pd
     sources = edges[["from_site", "from_channel"]].set_axis(["site", "channel"], axis=1)
     ends = pd.concat([sources, edges[["site", "channel"]]]).drop_duplicates()
-    order, after = [], _order(ends, "site")
+    order, after = [], ordered(ends, "site")
     while after:
         free = [s for s in after if not set(edges[edges.site == s].from_site) & (set(after) - {s})] or after[:1]
         order, after = order + free, [s for s in after if s not in free]
@@ -174,16 +174,16 @@ def _placed(edges):
     rank, many = ends.groupby("site").cumcount() + 0.5, ends.groupby("site").channel.transform("size")
     return ends.assign(x=ends.site.map(order.index), y=rank / many).reset_index(drop=True), order
 
-# %% ../nbs/56_circuit_charts.ipynb #c7bb4c58
+# %% ../nbs/56_circuit_charts.ipynb #8edb07e3
 def fig_circuit_graph(
     edges,                # from `connectivity`: rows (site, channel, from_site, from_channel, value) of one circuit
     title:str|None=None,  # in place of the usual one
 ): # an alt.Chart
     "A circuit as a layered graph: kept channels by site, and the strongest connections between them."
     import altair as alt
-    rows = _rows(edges, "fig_circuit_graph", ["site", "channel", "from_site", "from_channel"])
+    rows = select_rows(edges, "fig_circuit_graph", ["site", "channel", "from_site", "from_channel"])
     if not len(rows): raise TableError("this circuit has no connections: fig_circuit_graph has nothing to draw")
-    nodes, order = _placed(_once(rows, "fig_circuit_graph", "site", "channel", "from_site", "from_channel"))
+    nodes, order = _placed(one_row_each(rows, "fig_circuit_graph", "site", "channel", "from_site", "from_channel"))
     most, at = rows.nlargest(EDGES, "value"), nodes.set_index(["site", "channel"])[["x", "y"]]
     start, end = (at.loc[list(zip(most[a], most[b]))].to_numpy() for a, b in (("from_site", "from_channel"), ("site", "channel")))
     wires = most.assign(x=start[:, 0], y=start[:, 1], x2=end[:, 0], y2=end[:, 1])
@@ -195,4 +195,4 @@ def fig_circuit_graph(
     dots = alt.Chart(nodes).mark_point(style="label", filled=True, size=80, opacity=1).encode(x, y, tooltip=["site", "channel"])
     heads = alt.Chart(nodes.drop_duplicates("site")).mark_text(style="label").encode(x, y=alt.value(0), text="site:N")
     facts = f"{len(nodes)} channels, {len(rows):,} connections" + (f", the {len(most)} strongest shown" if len(most) < len(rows) else "")
-    return _finish(alt.layer(lines, dots, heads), title or "A circuit's wiring", facts, f"channels of {', '.join(order)}, connected")
+    return finish(alt.layer(lines, dots, heads), title or "A circuit's wiring", facts, f"channels of {', '.join(order)}, connected")
