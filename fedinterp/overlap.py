@@ -263,11 +263,11 @@ def null_servers(
         found[f"null mixture {d}"] = weighted_mean(list(states.values()), mixture)
     return found
 
-# %% ../nbs/34_overlap.ipynb #730bdc56
+# %% ../nbs/34_overlap.ipynb #c88e325a
 def _default(run, where, options):
     "`find_circuits`, which keeps what it finds of the run's own models under the run."
     from fedinterp.circuit import find_circuits
-    options = {"data": load_dataset(run.config.dataset), **options}
+    options["data"] = options.get("data") or load_dataset(run.config.dataset)
     return lambda model, seed: find_circuits(run if where else model, **(where or {}), **options, seed=seed, progress=False)
 
 # %% ../nbs/34_overlap.ipynb #8250c77b
