@@ -59,13 +59,13 @@ def choose(
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise InputError(f"unknown {kind} {given!r}: choose from {', '.join(sorted(choices))}{hint}")
 
-# %% ../nbs/00_core.ipynb #9346a854
+# %% ../nbs/00_core.ipynb #bbcbe9f2
 _registry = {
     "model": {"simple_cnn": "fedinterp.models:SimpleCNN", "resnet10": "fedinterp.models:ResNet10"},
     "strategy": {"fedavg": "fedinterp.strategy:FedAvg", "fedprox": "fedinterp.baselines:FedProx", "scaffold": "fedinterp.baselines:Scaffold"},
     "builder": {"model": "fedinterp.models:build_model", "data": "fedinterp.data:load_dataset"},
     "engine": {"local": "fedinterp.engine:LocalEngine"},
-    "report": {"demo": "fedinterp.report:demo_report"},
+    "report": {"autopsy": "fedinterp.autopsy_report:autopsy_report"},
 }
 
 def register(

@@ -9,11 +9,12 @@ import pytest
 from conftest import bands
 
 from fedinterp import cli
+from fedinterp.autopsy_report import headline
 from fedinterp.cli import demo, main, notebooks
 from fedinterp.core import ClientError, Config
 from fedinterp.run import Run
 
-COMMANDS = ("demo", "train", "runs", "show", "data", "lab", "version")
+COMMANDS = ("demo", "autopsy", "train", "runs", "show", "data", "lab", "version")
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ MISTAKES = [
     ["train", "--partition", "dirichlet:-1"], ["train", "--dataset", "fashion-mnist-smal"], ["train", "--model", "simplecnn"],
     ["train", "--model-args", "pool"], ["train", "nowhere.json"], ["train", "text.json"], ["train", "typo.json"], ["train", "newer.json"],
     ["train", "tiny.npz"], ["train", "--workers", "0"], ["train", "--trace", "some"], ["runs", "nowhere"], ["show", "nothing"], ["show", "empty"],
-    ["show"], ["data", "nowhere.npz"], ["data", "text.json"], ["demo", "--report", "nowhere/report.html"], ["demo", "--report", "empty"],
+    ["show"], ["autopsy", "nowhere"], ["data", "nowhere.npz"], ["data", "text.json"], ["demo", "--report", "nowhere/report.html"], ["demo", "--report", "empty"],
     ["demo", "--seed", "-1"], ["version", "now"]]
 
 @pytest.mark.parametrize("line", MISTAKES, ids=" ".join)
@@ -124,21 +125,27 @@ def test_options_may_be_written_with_underscores(here):
 
 def test_the_demo_answers_writes_a_report_and_keeps_everything(here):
     config = Config(dataset="tiny.npz", model_args=dict(channels=[4, 4, 8]), clients=4, rounds=2, batch_size=16)
-    def run(): return demo("runs", "report.html", config, workers=1, progress=False, analysis=dict(budget=20, draws=2))
+    quick = dict(budget=20, draws=2, sizes=(.5,), dictionary=dict(concepts=16, k=2, epochs=2, images=60, test_images=60))
+    def run(): return demo("runs", "report.html", config, workers=1, progress=False, **quick)
     found = run()
-    assert {"bias only refitted", "floor: untrained backbone"} <= set(found["headline"][""])
-    assert found["verdict"] and (found["verdict"] in html.unescape((here/"report.html").read_text(encoding="utf-8"))) is True
-    assert list(found["heads"].run.unique()) == ["IID", "Dirichlet 0.1"]
+    assert {"bias only refitted", "floor: untrained backbone"} <= set(headline(found)[""])
+    assert found.verdict and html.escape(found.verdict) in (here/"report.html").read_text(encoding="utf-8")
+    assert list(headline(found))[1:] == ["IID", "Dirichlet 0.1"]
+    assert {"evidence", "probes", "heads", "decomposition", "circuits", "overlap", "dictionary", "stitching", "gallery", "patching", "similarity"} <= set(found.tables)
     before = {p: p.stat().st_mtime_ns for p in here.rglob("*") if p.is_file()}
-    assert run()["headline"].equals(found["headline"])
+    assert headline(run()).equals(headline(found))
     assert {p: p.stat().st_mtime_ns for p in here.rglob("*") if p.is_file()} == before
     (here/"report.html").unlink()
     run()
     assert (here/"report.html").exists()
     kept = ("import sys\nfrom fedinterp.cli import demo\nfrom fedinterp.core import Config\n"
-            f"demo('runs', 'report.html', Config(**{config.changed()!r}), progress=False, analysis=dict(budget=20, draws=2))\n"
+            f"demo('runs', 'report.html', Config(**{config.changed()!r}), progress=False, **{quick!r})\n"
             "assert 'torch' not in sys.modules and 'altair' not in sys.modules")
     subprocess.run([sys.executable, "-c", kept], check=True)
+    skewed, iid = found.pairs[0]
+    assert main(["autopsy", skewed, "--reference", iid, "--diagnostics", "probe", "--report", "two.html", "--budget", "20", "--draws", "2"]) == 0 and (here/"two.html").exists()
+    for wrong in (["autopsy", skewed, "--reference", skewed], ["autopsy", skewed, "--rounds", "one"], ["autopsy", skewed, "--diagnostics", "prob"]):
+        assert main(wrong) == 2
 
 
 def test_notebooks_of_a_checkout_are_used_where_they_are(): assert (notebooks()/"00_core.ipynb").exists()

@@ -7,7 +7,7 @@ from conftest import ROOT
 
 NOTEBOOKS = sorted(p for p in (ROOT/"nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 ROOMS = [p for p in NOTEBOOKS if p.parent == ROOT/"nbs" and re.match(r"\d\d_", p.name)]
-TABLES_ONLY = {"charts", "report", "circuit_charts"}  # views read tables, so they start fast and need no torch
+TABLES_ONLY = {"charts", "report", "circuit_charts", "concept_charts", "autopsy_report"}  # views read tables, so they start fast and need no torch
 cfg = configparser.ConfigParser(delimiters=["="], interpolation=None)
 cfg.read(ROOT/"settings.ini", encoding="utf-8")
 META = cfg["DEFAULT"]
@@ -66,7 +66,7 @@ def test_analyses_never_ask_which_strategy_and_tables_need_nothing_of_ours():
         used = {m for s in cells for m in ours(s)}
         if 30 <= int(path.name[:2]) < 40: assert not used & {"strategy", "baselines", "local", "train"}, path.name
         if module_of(path) == "table": assert not used
-        if module_of(path) in TABLES_ONLY: assert used <= {"core", "table", "charts"}, path.name
+        if module_of(path) in TABLES_ONLY: assert used <= {"core", "table", *TABLES_ONLY}, path.name
 
 
 @pytest.mark.parametrize("module", sorted(TABLES_ONLY & set(NUMBER)) + ["cli"])

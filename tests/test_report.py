@@ -3,12 +3,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fedinterp.charts import STEPS, fig_rounds
 from fedinterp.core import InputError, StorageError
-from fedinterp.report import Figure, Grid, Section, _bundle, demo_report, headline, page, write_report
+from fedinterp.autopsy_report import FIGURES, autopsy_report, headline
+from fedinterp.report import Figure, Grid, Section, _bundle, page, write_report
 from fedinterp.table import table
 
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">&\"'"
@@ -19,7 +21,8 @@ FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-bac
 
 def around(value, half=.02, n=500): return dict(value=value, lo=value - half, hi=value + half, n=n)
 
-def demo_tables(skewed="skewed", hostile="a"):
+def autopsy_of(skewed="skewed", hostile="a", verdict="v"):
+    "A small autopsy, as far as a report reads it."
     runs, classes = ("iid", skewed), (hostile, "b", "c")
     metrics = [dict(run=run, round=r, cls=c, value=.2 * r, n=500) for run in runs for r in range(4) for c in ("all", *classes)]
     counts = [dict(run=run, client=k, cls=c, value=k * len(c)) for run in runs for k in range(3) for c in classes]
@@ -27,15 +30,18 @@ def demo_tables(skewed="skewed", hostile="a"):
     probes = [dict(run=run, metric=m, **around(v)) for run in runs
               for m, v in {"native": .6, "probe": .7, "floor untrained": .5, "floor pixels": .4, "above floor": .2}.items()]
     split = {"reference accuracy": .7, "accuracy": .6, "loss": .1, "backbone loss": .01, "read-out loss": .09, "preservation": float("nan")}
-    return dict(settings={run: dict(dataset="tiny", clients=3, seed=7) for run in runs}, metrics=table(metrics, client="server", metric="accuracy"),
-                counts=table(counts, metric="samples"), probes=table(probes, cls="all", budget=200), heads=table(heads, cls="all", budget=200),
-                decomposition=table([dict(run=skewed, metric=m, **around(v)) for m, v in split.items()], cls="all"))
+    evidence = [dict(metric="probe", asks="is it there?", verdict=hostile, note=hostile, **around(.8))]
+    tables = dict(metrics=table(metrics, client="server", metric="accuracy"), evidence=table(evidence),
+                  counts=table(counts, metric="samples"), probes=table(probes, cls="all", budget=200), heads=table(heads, cls="all", budget=200),
+                  decomposition=table([dict(run=skewed, metric=m, **around(v)) for m, v in split.items()], cls="all"))
+    configs = {run: dict(dataset="tiny", clients=3, seed=7) for run in runs}
+    return SimpleNamespace(tables=tables, verdict=verdict, pairs=[(skewed, "iid")], settings=dict(configs=configs, budget=200), thumbnails=None)
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    "A demo report whose verdict, run and class names try to break out of the page."
-    return demo_report(tmp_path_factory.mktemp("report")/"report.html", HOSTILE, **demo_tables(HOSTILE, HOSTILE))
+    "A report whose verdict, run and class names try to break out of the page."
+    return autopsy_report(autopsy_of(HOSTILE, HOSTILE, HOSTILE), tmp_path_factory.mktemp("report")/"report.html")
 
 def own(path): return path.read_text(encoding="utf-8").replace(_bundle(), "")
 
@@ -53,25 +59,32 @@ def test_hostile_text_stays_text(hostile):
 
 def test_the_drawing_code_is_there_once_and_the_page_is_small(hostile):
     text = hostile.read_text(encoding="utf-8")
-    assert text.count("window.vegaEmbed=") == 1 and text.count("<figure") == 6
+    assert text.count("window.vegaEmbed=") == 1 and text.count("<figure") == 7
     assert len(text) < 1_600_000
 
 
 def test_every_caption_says_setting_and_seed(hostile):
     captions = re.findall("<figcaption>(.*?)</figcaption>", own(hostile))
-    assert len(captions) == 6 and all("tiny" in c and "3 clients" in c and "seed 7" in c for c in captions)
+    assert len(captions) == 7 and all("tiny" in c and "3 clients" in c and "seed 7" in c for c in captions)
 
 
 def test_the_first_table_has_floors_and_the_bias_only_row_beside_the_accuracy():
-    frame = headline(**{k: v for k, v in demo_tables().items() if k in ("probes", "heads", "decomposition")}).set_index("")
+    frame = headline(autopsy_of()).set_index("")
     assert frame.loc["native head"].tolist() == ["60.0 % [58.0, 62.0]"] * 2
     assert frame.loc["floor: untrained backbone", "skewed"] == "50.0 % [48.0, 52.0]"
     assert "bias only refitted" in frame.index
     assert frame.loc["lost in the backbone", "skewed"].endswith("not decided") and frame.loc["preservation", "skewed"] == "not decided"
 
 
+def test_every_figure_carries_the_call_that_makes_it_and_what_was_not_asked_is_left_out(hostile):
+    text = own(hostile)
+    assert text.count("Show the call") == 7 and "fig_ladder(pd.concat(" in text and "fig_stitch" not in text
+    assert [s for s, *_ in FIGURES if s == "Do they speak one language?"] and "Do they speak one language?" not in text
+
+
 def test_the_same_tables_give_the_same_bytes(tmp_path):
-    one, two = (demo_report(tmp_path/name, "v", **demo_tables()).read_bytes() for name in ("1.html", "2.html"))
+    for name in "12": (tmp_path/name).mkdir()
+    one, two = (autopsy_report(autopsy_of(), tmp_path/name).read_bytes() for name in ("1/r.html", "2/r.html"))
     assert one == two
 
 
@@ -126,8 +139,8 @@ def test_charts_draw_offline_in_light_and_dark_and_follow_a_change(chromium, hos
     for scheme in ("light", "dark"):
         tab.emulate_media(color_scheme=scheme)
         tab.wait_for_selector(f"html[data-drawn={scheme}]", timeout=60_000)
-        assert tab.locator("figure svg.marks").count() == 6
-        assert all(tab.locator(f"#figure-{i} svg.marks path").count() > 5 for i in range(1, 7))
+        assert tab.locator("figure svg.marks").count() == 7
+        assert all(tab.locator(f"#figure-{i} svg.marks path").count() > 5 for i in range(1, 8))
         assert not tab.locator("img.still").first.is_visible()
     assert (asked, said) == ([], [])  # not even a warning
     assert tab.title() == "Erased, or misrouted?"
@@ -137,7 +150,7 @@ def test_charts_draw_offline_in_light_and_dark_and_follow_a_change(chromium, hos
 def test_a_point_answers_to_the_pointer(chromium, hostile):
     tab, asked, _ = visit(chromium, hostile)
     tab.wait_for_selector("html[data-drawn]", timeout=60_000)
-    tab.locator("#figure-2 svg.marks .mark-symbol.role-mark path").last.hover()
+    tab.locator("#figure-3 svg.marks .mark-symbol.role-mark path").last.hover()
     tab.wait_for_selector("#vg-tooltip-element.visible", timeout=10_000)
     assert "95 % from" in tab.locator("#vg-tooltip-element").inner_text() and asked == []
     tab.context.close()
@@ -145,7 +158,7 @@ def test_a_point_answers_to_the_pointer(chromium, hostile):
 
 def test_figures_are_pictures_on_paper_and_where_scripts_do_not_run(chromium, hostile):
     tab, asked, _ = visit(chromium, hostile, java_script_enabled=False)
-    assert tab.locator("img.still").count() == 6 and tab.locator("img.still").first.is_visible() and asked == []
+    assert tab.locator("img.still").count() == 7 and tab.locator("img.still").first.is_visible() and asked == []
     tab.context.close()
     tab, _, _ = visit(chromium, hostile)
     tab.wait_for_selector("html[data-drawn]", timeout=60_000)
