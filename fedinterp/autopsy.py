@@ -232,7 +232,7 @@ def _from_circuits(tables, pairs, seed=0):
     note = "how far above an untrained network's the classes' circuits rank test images, as a share of the reference's; interval over classes"
     yield _row("circuits", "is it there?", dict(**interval(np.mean(found, 0)), n=len(areas[0])), KEPT, note)
 
-# %% ../nbs/39_autopsy.ipynb #c4b9563a
+# %% ../nbs/39_autopsy.ipynb #87469558
 def _from_dictionary(tables):
     rows = tables["dictionary"]
     place = rows[(rows.metric == "position") & (rows.a == "run") & (rows.b == "reference")]
@@ -241,18 +241,17 @@ def _from_dictionary(tables):
         note = f"the reference's activations from the run's concepts: R² between those of an untrained network (0) and of {top} of the reference (1)"
         yield _row("dictionary", "is it there?", place.iloc[0][["value", "lo", "hi", "n"]].to_dict(), KEPT, note)
     rows = tables["stitching"]
-    rows = rows[rows.metric == "accuracy"].set_index(["a", "b", "input"])
-    for diagnostic, asks, a, b, words, note in (
-        ("run → reference", "is it there?", "run", "reference", KEPT,
-         "the reference's head on the run's concepts: accuracy between no input (0) and the reference's own concepts (1)"),
-        ("reference → run", "is it misread?", "reference", "run", ("misrouted", "read"),
-         "what the run's head loses of the reference's concepts: accuracy between what the reference's own head makes of them (0) and no input (1)")):
-        other = "reference"
-        floor, top, v = rows.loc[b, b, "mean"].value, rows.loc[other, other, "all concepts"].value, rows.loc[a, b, "all concepts"]
-        scaled = {c: (v[c] - floor) / (top - floor) if top > floor else np.nan for c in ("value", "lo", "hi")}
-        if asks == "is it misread?": scaled = dict(value=1 - scaled["value"], lo=1 - scaled["hi"], hi=1 - scaled["lo"])
-        yield _row(diagnostic, asks, dict(**scaled, n=v["n"]), words, note)
+    at = rows[rows.metric == "accuracy"].set_index(["a", "b", "input"]).loc
+    floor, top, own = (at[key].value for key in (("reference", "reference", "mean"), ("reference", "reference", "all concepts"), ("run", "run", "all concepts")))
+    crossed, misread = at["run", "reference", "all concepts"], at["reference", "run", "all concepts"]
+    scaled = lambda v, low, high: {c: (v[c] - low) / (high - low) if abs(high - low) > 1e-9 else np.nan for c in ("value", "lo", "hi")}
+    yield _row("run → reference", "is it there?", dict(**scaled(crossed, floor, top), n=crossed["n"]), KEPT,
+               "the reference's head on the run's concepts: accuracy between that without input (0) and that on the reference's own concepts (1)")
+    lost = scaled(misread, top, own) if top - own > .02 else dict.fromkeys(("value", "lo", "hi"), np.nan)
+    yield _row("reference → run", "is it misread?", dict(value=lost["value"], lo=lost["hi"], hi=lost["lo"], n=misread["n"]), READ,
+               "the run's head on the reference's concepts: how much of the lost accuracy it loses on them as well; interval of that accuracy alone")
 
+# %% ../nbs/39_autopsy.ipynb #01ece67d
 def evidence(
     tables,  # of an autopsy
     pairs,   # (run, reference) names

@@ -57,7 +57,7 @@ def headline(
 
 def _last(frame): return frame[frame["round"].eq(frame.groupby("run")["round"].transform("max"))] if "round" in frame else frame
 
-# %% ../nbs/58_autopsy_report.ipynb #8c604d42
+# %% ../nbs/58_autopsy_report.ipynb #c976b7a6
 def _caption(what, chart, settings):
     "A caption: what is shown, then the setting and the seed, then what stands on the figure (n, intervals)."
     first = next(iter(settings.values()), {})
@@ -65,8 +65,9 @@ def _caption(what, chart, settings):
     parts = [f"{first[k]}{unit}" for k, unit in units.items() if k in first]
     seeds = sorted({str(s["seed"]) for s in settings.values() if "seed" in s})
     title = chart.title if isinstance(chart.title, dict) else getattr(chart.title, "to_dict", dict)()
-    facts = [", ".join(parts), f"seed {' and '.join(seeds)}" if seeds else "", title.get("subtitle", "")]
-    return f"{what} {'; '.join(str(f) for f in facts if f)}."
+    said = title.get("subtitle", "")
+    facts = [", ".join(parts), f"seed {' and '.join(seeds)}" if seeds else "", said if isinstance(said, str) else "; ".join(said)]
+    return f"{what} {'; '.join(f for f in facts if f)}."
 
 FIGURES = (  # section, tables, function, its other arguments, what it shows
     ("What came out", ("evidence",), fig_evidence, {}, "Every diagnostic on an axis of its own from 0 to 1, and the word that its interval carries."),
@@ -136,7 +137,7 @@ def _numbers(frame, most=400):
     keep = [c for c in frame if frame[c].notna().any() and (c in ("metric", "value") or frame[c].nunique() > 1)]
     return frame[keep].head(most)
 
-# %% ../nbs/58_autopsy_report.ipynb #19bb9544
+# %% ../nbs/58_autopsy_report.ipynb #d9515382
 def _pictures(found, concepts=10, images=7):
     "A row a concept: its strongest images in the reference, then in the run."
     if found.thumbnails is None or not {"gallery", "concepts"} <= set(found.tables): return None
@@ -149,7 +150,7 @@ def _pictures(found, concepts=10, images=7):
     rows = [np.concatenate([strip(c, "reference"), gap, strip(c, "run")], 1) for c in energy.index[:concepts]]
     caption = (f"The {len(rows)} concepts with the most energy ({', '.join(map(str, energy.index[:concepts]))}, from the top): the {images} test images in which each fires most, "
                "left in the reference, right in the run; grey: it fires in fewer.")
-    return Picture(np.concatenate(rows), caption, 1 if size[1] > 32 else 2 if images * size[1] > 300 else 1)
+    return Picture(np.concatenate(rows), caption, 1 if size[1] > 32 else 2)
 
 # %% ../nbs/58_autopsy_report.ipynb #5ad97b26
 _BUDGET = "Accuracy on test images, with 95 % intervals. Repairs of the head and probes are trained on the same few labels."

@@ -94,7 +94,7 @@ def _curves(rows):
     mean = lambda part, keys: part.groupby(keys, sort=False)[columns].mean().reset_index().sort_values("share")
     return mean(rows[rows.of == "circuit"], ["method", "share"]), *(mean(rows[rows.of == of], ["share"]) for of in ("random", "full model"))
 
-# %% ../nbs/56_circuit_charts.ipynb #7a43c537
+# %% ../nbs/56_circuit_charts.ipynb #f5483f7f
 def fig_size_curve(
     frame,                # from `evaluate_circuits`: rows (cls, method, share, of, metric, value, lo, hi)
     metric:str="AUROC",   # or another that random circuits have too
@@ -116,6 +116,7 @@ def fig_size_curve(
     tips = [alt.Tooltip("share:Q", format=".1%"), *tooltips(lines[["method", "value"]], "method", form=".3f")]
     dots = base.mark_point(size=60, filled=True, opacity=1).encode(y, shape, tooltip=tips).add_params(pick)
     facts = f"mean over {rows.cls.nunique()} classes" if cls is None else f"class {cls}; lines through points: 95 % intervals"
+    if "n" in rows: facts = f"n = {int(rows.n.max()):,}; {facts}"
     facts += "; band: random circuits, worst to best; dotted: full model"
     chart = alt.layer(*layers, base.mark_line(strokeWidth=2.5).encode(y, dash), dots)
     return finish(chart, title or "Fidelity of circuits over their size", facts, f"{metric} by share of channels for {', '.join(order)}")

@@ -229,14 +229,14 @@ def _data(
     _print(_spread(held.assign(value=held.value.astype(int)), "cls", "metric"), data.name)
     typer.echo(f"Images of {' × '.join(map(str, data.x_train.shape[1:]))}; fingerprint {data.fingerprint}")
 
-# %% ../nbs/71_cli.ipynb #f010614a
+# %% ../nbs/71_cli.ipynb #13ce7c7f
 def notebooks(target:str|Path="fedinterp-notebooks") -> Path: # the folder with the notebooks
     "A checkout's own notebooks, or a copy of the installed ones; files that are there already are left alone."
     package, target = Path(fedinterp.__file__).resolve().parent, Path(target)
     if (package.parent/"nbs"/"00_core.ipynb").exists(): return package.parent/"nbs"
     source = package/"_nbs"
     if not source.is_dir(): raise FedInterpError(f"there are no notebooks in {source}: install fedinterp from a wheel or a checkout")
-    for notebook in sorted(source.rglob("*.ipynb")):
+    for notebook in sorted(p for p in source.rglob("*") if p.is_file()):  # and what they show: pictures, tables of studies
         copy = target/notebook.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         if not copy.exists(): shutil.copyfile(notebook, copy)

@@ -73,7 +73,7 @@ def _few(rows, figure):
     if len(rows) > ROWS: raise TableError(f"{figure} draws at most {ROWS} rows, and this table has {len(rows)}: choose fewer models")
     return rows
 
-# %% ../nbs/57_concept_charts.ipynb #1301b9c9
+# %% ../nbs/57_concept_charts.ipynb #2e48d74f
 def fig_sharing(
     frame,                # from `dictionary_study` or `sharing`: rows (rate, metric, value), with or without of, a, b, lo, hi, n
     metric:str="shared",  # or "only a", "only b", "neither"
@@ -83,6 +83,7 @@ def fig_sharing(
     import altair as alt
     rows = _named(select_rows(frame if "of" in frame else frame.assign(of="models"), "fig_sharing", ["rate"], metric=metric))
     rows = rows[rows.rate.notna()].assign(panel="").sort_values("rate", kind="stable", ignore_index=True)
+    rows = rows[rows.rate.le(rows.rate.where(rows.value.ge(min(0.05, rows.value.max()))).max())]  # beyond, lines cannot be told apart
     rows, notes = thin(one_row_each(rows, "fig_sharing", "name", "pair", "rate"), "rate")
     rows, label = _ends(rows), "datum.value == 0 ? 'at least once' : format(datum.value, '.2~%')"
     x = alt.X("rate:O", title="fires in this share of rows, or more", axis=dict(labelExpr=label, labelAngle=0, labelOverlap=True))

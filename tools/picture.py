@@ -8,7 +8,7 @@ from fedinterp.cli import demo
 if __name__ == "__main__":
     found = demo(sys.argv[1] if len(sys.argv) > 1 else "runs", Path(tempfile.mkdtemp())/"report.html", progress=False)
     buffer = io.BytesIO()
-    fig_decompose(found["decomposition"]).save(buffer, format="png", ppi=144)
+    fig_decompose(found.tables["decomposition"]).save(buffer, format="png", ppi=144)
     target = ROOT/"nbs/images/demo.png"
     target.parent.mkdir(exist_ok=True)
     target.write_bytes(base64.b64decode(compact(base64.b64encode(buffer.getvalue()).decode())))
