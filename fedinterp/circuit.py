@@ -75,7 +75,7 @@ def load(cls:Circuits, path:str|Path) -> Circuits:
     pick = lambda i, what, sites: {s: tensors[f"{i}/{what}/{s}"] for s in sites if f"{i}/{what}/{s}" in tensors}
     return cls(Circuit(masks=pick(i, "mask", sites := d.pop("sites")), scores=pick(i, "score", sites), **d) for i, d in enumerate(described))
 
-# %% ../nbs/33_circuit.ipynb #e74b5f08
+# %% ../nbs/33_circuit.ipynb #b346afff
 def _pools(images, data, run, client):
     "Which training images may be used, and which to top up with."
     every = np.arange(len(data.y_train))
@@ -86,7 +86,6 @@ def _pools(images, data, run, client):
                          "give 'global', or training indices such as run.partition[0]")
     return run.partition[int(client)], every if images == "client+global" else ()
 
-# %% ../nbs/33_circuit.ipynb #6834ed67
 def _find(model, data, classes, index, reference, s):
     "A table of every channel's score in every class and budget."
     present = set(data.y_train[index].tolist())
@@ -104,7 +103,7 @@ def _circuits(frame, s, meta):
         column = lambda name, kind: {k: torch.tensor(v[name].to_numpy(kind)) for k, v in sites.items()}
         yield Circuit(cls, column("kept", bool), column("value", np.float32), s["kind"], s["ablation"], s["method"], s["objective"], dict(**meta, budget=json.loads(budget)))
 
-# %% ../nbs/33_circuit.ipynb #3681730b
+# %% ../nbs/33_circuit.ipynb #1e0c34ec
 def _settings(method, objective, ablation, kind, sites, size, lam, penalty, init, steps, batch, lr, restarts, path_steps, samples, reference, seed):
     "Everything a discovery depends on beside the model and the images, checked; JSON only."
     choose("method", method, ("gates", "path"))
@@ -124,7 +123,6 @@ def _settings(method, objective, ablation, kind, sites, size, lam, penalty, init
     return dict(method=method, objective=objective, ablation=ablation, kind=kind, sites=listed(sites), size=size, lam=lam,
                 penalty=penalty, init=init, lr=lr, seed=seed, **whole)
 
-# %% ../nbs/33_circuit.ipynb #2dcafc7a
 def _bar(jobs, name, progress):
     from tqdm.auto import tqdm
     return tqdm(jobs, desc=name, unit="model", disable=not progress or len(jobs) < 2)
@@ -184,7 +182,7 @@ def published() -> dict: # keyword arguments of `find_circuits`
     return dict(method="gates", objective="class_only", ablation="zero", kind="conv", size=None, lam=0.01, penalty="sum", init=2.0,
                 steps=300, batch=256, lr=0.1, restarts=1, samples=1024)
 
-# %% ../nbs/33_circuit.ipynb #547f6507
+# %% ../nbs/33_circuit.ipynb #e8fd3b3b
 class _Court:
     "One model, its held-out and calibration images up to the first cut, and what every circuit is compared with."
     def __init__(self, model, data, circuit, calibration, seed):
@@ -197,11 +195,10 @@ class _Court:
         self.fill = self.gated.fill(circuit.ablation, data.x_train[reference], s.get("seed", 0))
         self.test, self.held = self.gated.prefix(data.x_test), self.gated.prefix(data.x_train[at])
         self.y, self.y_held = data.y_test.numpy(), labels[at]
-        self.boot, self.seed = Bootstrap(len(self.y), resamples=1000, seed=seed), seed
+        self.boot, self.seed, self._kept = Bootstrap(len(self.y), resamples=1000, seed=seed), seed, {}
         self.full, self.full_held = self.answer([{}])[0], self.answer([{}], held=True)[0]
         closed = [{site: torch.zeros(c, dtype=torch.bool) for site, c in self.gated.channels.items()}]
         self.empty, self.empty_held = self.answer(closed)[0], self.answer(closed, held=True)[0]
-        self._kept = {}
 
 # %% ../nbs/33_circuit.ipynb #0a66afda
 @patch
@@ -262,7 +259,7 @@ def band(self:_Court, sizes, draws):
         found["necessity"].append([gone[own[c]].mean() - gone[~own[c]].mean() for c in classes])
     return {metric: np.array(v) for metric, v in found.items()}
 
-# %% ../nbs/33_circuit.ipynb #936279ff
+# %% ../nbs/33_circuit.ipynb #e154f5cb
 def shuffled(
     model:nn.Module,  # any model
     seed:int=0,       # of the shuffling
@@ -273,7 +270,6 @@ def shuffled(
         for p in model.parameters(): p.copy_(p.flatten()[torch.from_numpy(rng.permutation(p.numel())).to(p.device)].view_as(p))
     return model
 
-# %% ../nbs/33_circuit.ipynb #d928d3b5
 NULLS = {"untrained": untrained, "shuffled": shuffled}
 
 def _null_rows(name, model, data, circuits, calibration, seed):

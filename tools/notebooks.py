@@ -22,10 +22,13 @@ def compact(picture: str) -> str:
 def execute(path: Path) -> float:
     "Run one notebook in its own folder and save it; returns seconds."
     notebook, began = nbformat.read(path, as_version=4), time.time()
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and "#| eval: false" in cell.source: cell.metadata["tags"] = ["skip-execution"]
     nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if "image/png" in output.get("data", {}): output["data"]["image/png"] = compact(output["data"]["image/png"])
+        cell.metadata.pop("tags", None)
     nbformat.write(notebook, path)
     return time.time() - began
 
