@@ -1,5 +1,5 @@
 "What several test files share: tiny data, tiny configs, and the digest of a run."
-import hashlib, os
+import hashlib, os, re
 from pathlib import Path
 import numpy as np, pytest
 
@@ -43,3 +43,31 @@ def real_data(name):
     path = Path(folder)/f"{name}.npz"
     if not path.exists(): pytest.skip(f"FEDINTERP_DATA holds no {name}.npz")
     return path
+
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync "
+         "--disable-dev-shm-usage").split()
+
+
+@pytest.fixture(scope="module")  # closed before another module starts one: two at a time are refused
+def chromium():
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM.exists(): pytest.skip(f"there is no {CHROMIUM}")
+    with api.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield browser
+        browser.close()
+
+def visit(chromium, path, **options):
+    "Open a file; the page, what it asked for outside of files, and what it said."
+    tab, asked, said = chromium.new_context(**options).new_page(), [], []
+    def guard(route):
+        if route.request.url.startswith(("file://", "data:")): return route.continue_()
+        asked.append(route.request.url)
+        route.abort()
+    tab.route(re.compile(".*"), guard)
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.goto(path.as_uri())
+    return tab, asked, said

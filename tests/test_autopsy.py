@@ -2,7 +2,7 @@
 import json
 import numpy as np
 import pytest
-from conftest import bands
+from conftest import bands, visit
 
 from fedinterp import autopsy as module
 from fedinterp.autopsy import Autopsy, autopsy, evidence, in_words, pooled, twins, word
@@ -144,3 +144,14 @@ def test_the_report_of_a_whole_autopsy_is_one_small_page_with_every_section(whol
     text = whole.report(tmp_path/"report.html").read_text(encoding="utf-8")
     assert len(text.encode()) < 6e6 and all(f">{title}</h2>" in text for title, *_ in FIGURES)
     assert text.count("Show the call") == len(FIGURES) and 'class="pixels"' in text
+
+
+@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
+def test_the_report_opens_offline_on_a_desk_and_on_a_phone_without_a_word_on_the_console(whole, tmp_path, chromium, width, scheme):
+    from fedinterp.autopsy_report import FIGURES
+    tab, asked, said = visit(chromium, whole.report(tmp_path/"report.html"), viewport=dict(width=width, height=800), color_scheme=scheme)
+    tab.wait_for_selector(f"html[data-drawn={scheme}]", timeout=60_000)
+    assert (asked, said) == ([], [])
+    assert tab.locator("figure svg.marks").count() == len(FIGURES)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    tab.context.close()

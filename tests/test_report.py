@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from conftest import visit
+
 from fedinterp.charts import STEPS, fig_rounds
 from fedinterp.core import InputError, StorageError
 from fedinterp.autopsy_report import FIGURES, autopsy_report, headline
@@ -14,9 +16,6 @@ from fedinterp.report import Figure, Grid, Section, _bundle, page, write_report
 from fedinterp.table import table
 
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">&\"'"
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync "
-         "--disable-dev-shm-usage").split()
 
 
 def around(value, half=.02, n=500): return dict(value=value, lo=value - half, hi=value + half, n=n)
@@ -109,29 +108,6 @@ def test_tables_have_captions_and_headers_for_screen_readers():
 def test_reports_are_written_without_torch(tmp_path):
     code = f"import sys\nimport fedinterp.report as r\nassert 'pandas' not in sys.modules\nr.write_report({str(tmp_path/'r.html')!r}, 't', 'v', [])\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not CHROMIUM.exists(): pytest.skip(f"there is no {CHROMIUM}")
-    with api.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        yield browser
-        browser.close()
-
-def visit(chromium, path, **options):
-    "Open a file; the page, what it asked for outside of files, and what it said."
-    tab, asked, said = chromium.new_context(**options).new_page(), [], []
-    def guard(route):
-        if route.request.url.startswith(("file://", "data:")): return route.continue_()
-        asked.append(route.request.url)
-        route.abort()
-    tab.route(re.compile(".*"), guard)
-    tab.on("console", lambda message: said.append(message.text))
-    tab.on("pageerror", lambda error: said.append(str(error)))
-    tab.goto(path.as_uri())
-    return tab, asked, said
 
 
 def test_charts_draw_offline_in_light_and_dark_and_follow_a_change(chromium, hostile):
