@@ -6,7 +6,7 @@
 __all__ = ['CASES', 'Firing', 'as_firing', 'read_codes', 'sharing', 'Study', 'dictionary_study', 'stitch', 'effects',
            'per_concept', 'Gallery', 'gallery', 'layout']
 
-# %% ../nbs/38_concepts.ipynb #b8aab41f
+# %% ../nbs/38_concepts.ipynb #58fcc0a2
 import copy
 from itertools import combinations
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from .linear import each
 from .models import batches, predict
 from .overlap import chance_iou
 from .probe import untrained
-from .rows import _at, collect
+from .rows import _at, collect, drawn
 from .sites import edit
 from .sparse import Codes
 from .stats import Bootstrap, interval
@@ -195,7 +195,7 @@ def _over_seeds(tables, case):
     values, several = np.stack([t.value for t in tables]), len(tables) > 1
     return tables[0].assign(of=case, value=values.mean(0), lo=values.min(0) if several else np.nan, hi=values.max(0) if several else np.nan)
 
-# %% ../nbs/38_concepts.ipynb #8a819955
+# %% ../nbs/38_concepts.ipynb #76eb17a2
 @intra_op_threads()
 def dictionary_study(
     models:dict, data:Dataset, # name -> model, the first being the reference; training images make the dictionaries, test images the figures
@@ -211,9 +211,9 @@ def dictionary_study(
     "One dictionary for some models, and the same dictionary where there is less to share, or nothing."
     import pandas as pd
     if len(names := list(models)) < 2 or set(names) & set(CASES): raise InputError(f"models = {names}: give two or more, named otherwise than {', '.join(CASES)}")
-    nets, x = _nets(models, ceiling, seed) if nulls else {}, data.x_test[:test_images]
+    nets, x = _nets(models, ceiling, seed) if nulls else {}, data.x_test[drawn(len(data.y_test), test_images, seed)]
     held = _cases(models, nets, x, site, seed, "test")
-    seen = held if as_published else _cases(models, nets, data.x_train[:images], site, seed, "train")
+    seen = held if as_published else _cases(models, nets, data.x_train[drawn(len(data.y_train), images, seed)], site, seed, "train")
     how = published() if as_published else dict(concepts=concepts or 8 * held["models"][names[0]].shape[2], k=k, epochs=epochs, encoder="batchnorm", unit_norm=False)
     found, boot = _all(seen, held, seeds, {**how, **training}, rates, above, progress), Bootstrap(len(x), len(seeds), resamples, seed)
     figures = table(_r2_rows({case: _r2(f, held[case], boot) for case, f in found.items()}, names[0]), n=len(x))
@@ -248,7 +248,7 @@ def _inputs(usae, codes, held, seen, rate, above):
                 yield a, b, name, int(keep.sum()), lambda a=a, b=b, keep=keep: _decode(usae, b, codes.z[a], keep)
             if a != b: yield a, b, "linear map", 0, lambda a=a, b=b: _linear_map(seen[a], seen[b], held[a])
 
-# %% ../nbs/38_concepts.ipynb #73cdd531
+# %% ../nbs/38_concepts.ipynb #dd03ad4e
 def stitch(
     usae, models:dict,    # a dictionary of these models, {name: model}, at this site
     data:Dataset, site="last", # test images for the answers, training images for the linear map and the mean; as in `collect`
@@ -257,8 +257,8 @@ def stitch(
     **constants,          # columns that are the same in every row
 ): # a table of accuracies: a (encoder), b (decoder and head), input, concepts, value, lo, hi, n
     "What b's head makes of a's concepts, beside what it makes of its own, of a linear map, and of nothing."
-    x, y, boot = data.x_test[:images], data.y_test[:images], Bootstrap(len(data.x_test[:images]), resamples=resamples, seed=seed)
-    rows, seen = collect(models, x, site), collect(models, data.x_train[:train_images], site)
+    x, y, boot = data.x_test[at := drawn(len(data.y_test), images, seed)], data.y_test[at], Bootstrap(len(at), resamples=resamples, seed=seed)
+    rows, seen = collect(models, x, site), collect(models, data.x_train[drawn(len(data.y_train), train_images, seed)], site)
     tried = list(_inputs(usae, read_codes(usae, rows), rows.acts, seen.acts, rate, above))
     where = {name: _at(model, site[name] if isinstance(site, dict) else site, "post", tuple(x.shape[1:])) for name, model in models.items()}
     right = each(lambda t: _answers(*where[t[1]], x, y, t[4](), rows.shape[t[1]]), tried)

@@ -136,7 +136,7 @@ def _bundle() -> str:
     import vl_convert
     return vl_convert.javascript_bundle(vl_version=_version()).replace("</script", "<\\/script")
 
-# %% ../nbs/53_report.ipynb #550818a1
+# %% ../nbs/53_report.ipynb #2ef0edd0
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --soft: #5f5f5f; --line: #dddddd; --paper: #ffffff; --tint: #f2f6fa; --mark: #0072b2 }
 @media (prefers-color-scheme: dark) {
@@ -152,7 +152,8 @@ caption, figcaption { text-align: left; color: var(--soft); font-size: .9rem; pa
 th, td { text-align: left; padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
   font-variant-numeric: tabular-nums }
 tbody th { font-weight: normal } td.number { text-align: right; padding-right: 1.6rem } thead th { border-bottom-width: 2px }
-@media (min-width: 52rem) { figure > .wide { width: calc(50vw + 21.5rem) } } figure { margin: 1.5rem 0 2rem } .still { max-width: 100%; background: white } .pixels { image-rendering: pixelated; height: auto }
+@media (min-width: 52rem) { figure > .wide { width: calc(50vw + 21.5rem) } }
+figure { margin: 1.5rem 0 2rem } .still { max-width: 100%; background: white } .pixels { image-rendering: pixelated; height: auto }
 pre { font-size: .85rem; line-height: 1.45; background: var(--tint); padding: .6rem .9rem; margin: .6rem 0 } figure > details { margin: .2rem 0 } .drawn .still { display: none }
 footer { margin-top: 4rem; color: var(--soft); font-size: .9rem; border-top: 1px solid var(--line) }
 @media print {
@@ -177,7 +178,7 @@ $scripts
 </body></html>
 """)
 
-# %% ../nbs/53_report.ipynb #71910b62
+# %% ../nbs/53_report.ipynb #8b97845c
 def page(
     title:str,         # the heading
     verdict:str|list,  # the answer in words, shown first
@@ -191,8 +192,7 @@ def page(
         parts.append(f'<h2 id="section-{i}">{_text(section.title)}</h2>')
         for block in section.blocks:
             if isinstance(block, Figure): parts.append(_figure(block, number := number + 1))
-            else: parts.append({Grid: _grid, Picture: _pixels}[type(block)](block) if isinstance(block, (Grid, Picture)) else
-                               _code(block.text) if isinstance(block, Code) else _prose(block))
+            else: parts.append({Grid: _grid, Picture: _pixels, Code: lambda block: _code(block.text)}.get(type(block), _prose)(block))
     scripts = (_bundle(), _DRAW) if number else ()
     hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts] or ["'none'"]
     looks = {name: {**theme(name == "dark"), "background": None} for name in ("light", "dark")}

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['cka', 'svcca', 'similarity', 'translate', 'patch']
 
-# %% ../nbs/36_similarity.ipynb #ba159998
+# %% ../nbs/36_similarity.ipynb #753d569d
 import copy
 from dataclasses import replace
 import numpy as np
@@ -15,7 +15,7 @@ from .data import Dataset
 from .linear import each
 from .models import predict
 from .probe import read_features, resolve, untrained
-from .rows import _at, as_rows, collect, known_sites
+from .rows import _at, as_rows, collect, known_sites, drawn
 from .sites import Adapter, Site, adapter, capture, edit
 from .stats import Bootstrap, interval
 from .table import table
@@ -154,7 +154,7 @@ def _pairs(here, fresh, block, order, circuits, keep, seed, site):
                 rng = rng_for(seed, "random channels", a, b, c, site)
                 yield from _narrowed(x, y, m[here.sites[a]], theirs[c][here.sites[b]], block, keep, rng, cls=c, **keys)
 
-# %% ../nbs/36_similarity.ipynb #df311169
+# %% ../nbs/36_similarity.ipynb #b5b5de76
 def _anew(m, seed): return replace(m, model=untrained(m.model, seed)) if isinstance(m, Adapter) else untrained(m, seed)
 
 def _by_class(circuits, models):
@@ -165,17 +165,12 @@ def _by_class(circuits, models):
         if twice: raise InputError(f"{name!r} has two circuits of class {twice[0]!r}: choose with circuits.select(budget=…, round=…)")
     return {name: {c.cls: c.masks for c in found} for name, found in circuits.items()}
 
-def _drawn(n, images, seed):
-    "Which of n images are used: so many, the same for the same seed."
-    if images is not None and images < 1: raise InputError(f"images = {images} should be at least 1, or None for all")
-    return np.arange(n) if images is None or images >= n else np.sort(rng_for(seed, "images").permutation(n)[:images])
-
 def _named(model, sites, kind, input_shape):
     "The sites that are meant; None: all of this kind."
     if sites is None: return list(known_sites(model, kind, input_shape))
     return [sites] if isinstance(sites, (str, Site, dict)) else list(sites)
 
-# %% ../nbs/36_similarity.ipynb #8326a56f
+# %% ../nbs/36_similarity.ipynb #36ab961b
 @intra_op_threads()
 def similarity(
     models:dict,                # name -> Run (its last server), model, or Adapter
@@ -193,7 +188,7 @@ def similarity(
     data = next(iter(found.values()))[1] if data is None else data
     nets = {n: m if isinstance(m, Adapter) else found[n][0] for n, m in models.items()}
     fresh, circuits = {n: _anew(m, seed) for n, m in nets.items()}, _by_class(circuits or {}, nets)
-    x = data.x_test[_drawn(len(data.x_test), images, seed)]
+    x = data.x_test[drawn(len(data.x_test), images, seed)]
     block, order = _grouped(len(x), seed), _cycle(np.zeros(len(x)), rng_for(seed, "re-paired"))
     rows = []
     for site in _named(next(iter(nets.values())), sites, kind, tuple(x.shape[1:])):
@@ -221,7 +216,7 @@ def _ridge(y, x, penalty):
 
 def _through(fitted, y): return ((y.double() - fitted[1]) @ fitted[0] + fitted[2]).float()
 
-# %% ../nbs/36_similarity.ipynb #128286b0
+# %% ../nbs/36_similarity.ipynb #1ac86b75
 @intra_op_threads()
 def translate(
     source, target,              # Runs or models: whose features, and under whose head
@@ -234,7 +229,7 @@ def translate(
 ): # a table: accuracy on test images; how (svcca, ridge, identity, re-paired …, source, target), k, value, lo, hi, n
     "Carry one model's features into another's space by maps fitted on training images, and let the other's head read them."
     (s, data, keys), (t, _, other) = resolve(source, data), resolve(target, data)
-    read, at = [h or adapter(m).head for h, m in ((head, s), (head, t))], _drawn(len(data.y_train), fit, seed)
+    read, at = [h or adapter(m).head for h, m in ((head, s), (head, t))], drawn(len(data.y_train), fit, seed)
     (y, test), (x, own) = (read_features([(m, data.x_train[at]), (m, data.x_test)], h) for m, h in zip((s, t), read))
     score = lambda features, m, h: (m.get_submodule(h)(features).argmax(-1) == data.y_test).numpy()
     found = [("source", len(test.T), score(test, s, read[0])), ("target", len(own.T), score(own, t, read[1]))]
@@ -280,13 +275,13 @@ def _scored(right, own, labels, classes, boot):
             if of == "donor": yield row("gain", figure - base)
             if of == "donor" and ("untrained", dose) in figures: yield row("above untrained", figure - figures["untrained", dose])
 
-# %% ../nbs/36_similarity.ipynb #6bff464a
+# %% ../nbs/36_similarity.ipynb #9faa8fdf
 class _Patched:
     "The two models and the images of one table."
     def __init__(self, net, giver, fresh, data, images, fit, aligned, ridge, batch, seed):
-        at, self.shape = _drawn(len(data.y_test), images, seed), tuple(data.x_test.shape[1:])
+        at, self.shape = drawn(len(data.y_test), images, seed), tuple(data.x_test.shape[1:])
         self.x, self.y, self.classes = data.x_test[at], data.y_test[at].numpy(), data.classes
-        self.x_fit = data.x_train[_drawn(len(data.y_train), fit, seed)]
+        self.x_fit = data.x_train[drawn(len(data.y_train), fit, seed)]
         self.others = {n: _cycle(v, rng_for(seed, n)) for n, v in (("same class", self.y), ("re-paired", 0 * self.y))}
         self.net, self.giver, self.fresh, self.aligned, self.ridge, self.batch = net, giver, fresh, aligned, ridge, batch
         self.boot, self.own = Bootstrap(len(at), resamples=1000, seed=seed), self.right(predict(net, self.x, batch))

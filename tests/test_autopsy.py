@@ -5,9 +5,10 @@ import pytest
 from conftest import bands, visit
 
 from fedinterp import autopsy as module
-from fedinterp.autopsy import Autopsy, autopsy, evidence, in_words, pooled, twins, word
+from fedinterp.autopsy import Autopsy, autopsy, in_words, twins
 from fedinterp.core import Config, InputError, RunError
 from fedinterp.data import dataset_from_arrays
+from fedinterp.evidence import evidence, pooled, word
 from fedinterp.run import Run
 from fedinterp.table import table
 from fedinterp.train import train

@@ -7,7 +7,7 @@ from fedinterp.core import Config, InputError, rng_for
 from fedinterp.data import load_dataset
 from fedinterp.models import build_model, predict
 from fedinterp.overlap import chance_iou
-from fedinterp.rows import collect
+from fedinterp.rows import collect, drawn
 from fedinterp.sites import edit
 from fedinterp.table import load, save
 from fedinterp.train import train
@@ -128,9 +128,9 @@ def test_cross_r2_puts_trained_above_untrained_above_re_paired(study):
     assert (study.table.lo.isna() | (study.table.lo <= study.table.value + 1e-12)).all()
 
 
-def test_r2_of_the_study_is_that_of_the_dictionary(models, data, rows):
+def test_r2_of_the_study_is_that_of_the_dictionary(models, data):
     alone = dictionary_study(models, data, nulls=False, images=500, test_images=300, **SMALL)
-    assert alone.table[alone.table.metric == "R2"].value.to_numpy() == pytest.approx(alone.usae.r2(rows.acts).to_numpy().ravel(), abs=1e-4)
+    assert alone.table[alone.table.metric == "R2"].value.to_numpy() == pytest.approx(alone.usae.r2(collect(models, data.x_test[drawn(len(data.y_test), 300)]).acts).to_numpy().ravel(), abs=1e-4)
     assert set(alone.table.of) == {"models"} and "position" not in set(alone.table.metric)
 
 
@@ -151,7 +151,7 @@ def test_a_study_refuses_names_that_are_its_own_and_a_lone_model(models, data):
 def test_as_published_trains_on_the_images_that_it_judges(models, data):
     how = dict(as_published=True, nulls=False, test_images=60, concepts=32, k=4, epochs=1, progress=False)
     seen = dictionary_study(models, data, **how)
-    usae = train_usae(collect(models, data.x_test[:60]).acts, **{**seen.usae.settings, "seed": 0}, image=np.repeat(np.arange(60), 9), progress=False)
+    usae = train_usae(collect(models, data.x_test[drawn(len(data.y_test), 60)]).acts, **{**seen.usae.settings, "seed": 0}, image=np.repeat(np.arange(60), 9), progress=False)
     assert torch.equal(usae.directions("IID"), seen.usae.directions("IID")) and seen.usae.settings["encoder"] == "batchnorm" and seen.settings["as_published"]
 
 
@@ -170,7 +170,8 @@ def test_the_mean_is_at_chance_and_own_activations_give_the_models_own_accuracy(
     found = stitch(study.usae, models, data, images=300, train_images=300, rate=0.01)
     for name, model in models.items():
         own = found[(found.a == name) & (found.b == name)].set_index("input")
-        assert own.value["own activations"] == pytest.approx((predict(model, data.x_test[:300]).argmax(-1) == data.y_test[:300]).float().mean().item())
+        at = drawn(len(data.y_test), 300)
+        assert own.value["own activations"] == pytest.approx((predict(model, data.x_test[at]).argmax(-1) == data.y_test[at]).float().mean().item())
         assert own.lo["mean"] < 0.12 and own.value["mean"] < 0.2 < own.value["all concepts"]
     cross = found[found.a != found.b]
     families = cross[cross.input.isin(["shared", "only a", "only b"])].groupby("client").concepts.sum()
@@ -238,3 +239,12 @@ def test_models_of_other_shapes_and_sites_by_name_are_stitched_too(data):
     study = dictionary_study(nets, data, site=site, images=60, test_images=40, concepts=16, k=2, steps=5, progress=False)
     found = stitch(study.usae, nets, data, site=site, images=40, train_images=40)
     assert len(found) == 2 * (3 + 5) and found.value.between(0, 1).all() and set(study.table.of) >= {"copy", "noise"}
+
+
+def test_a_test_set_in_class_order_gives_the_same_kind_of_figures(study, models, data):
+    from dataclasses import replace
+    order = np.argsort(data.y_test.numpy(), kind="stable")
+    sorted_ = replace(data, x_test=data.x_test[order], y_test=data.y_test[order])
+    whole = {name: (predict(model, data.x_test).argmax(-1) == data.y_test).float().mean().item() for name, model in models.items()}
+    found = stitch(study.usae, models, sorted_, images=400, train_images=300).set_index(["a", "b", "input"]).value
+    assert all(abs(found[name, name, "own activations"] - v) < .08 and found[name, name, "mean"] < .2 for name, v in whole.items())
