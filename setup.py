@@ -39,6 +39,7 @@ setup(
     entry_points={"console_scripts": meta["console_scripts"].split(), "nbdev": ["fedinterp=fedinterp._modidx:d"]},
     packages=["fedinterp"],
     include_package_data=False,
+    package_data={"fedinterp": ["static/*"]},
     classifiers=["Programming Language :: Python :: 3 :: Only", "Intended Audience :: Science/Research", "Framework :: Jupyter"],
     cmdclass={"build_py": build_with_data},
 )
