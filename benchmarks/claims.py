@@ -1,4 +1,4 @@
-"""The study behind the claims page:  python benchmarks/claims.py [--root FOLDER] [--only train|analyse|collect] [--cell NAME] [--workers N]
+"""The study behind the claims page:  python benchmarks/claims.py [--root FOLDER] [--only train|analyse|collect] [--ask NAME] [--workers N]
 
 Federations on 4,000 class-balanced training images of Fashion-MNIST and CIFAR-10 (the latter in the folder that FEDINTERP_DATA names), scored on 2,000 test images:
 10 clients, 6 rounds of 2 epochs, batch 32, Adam 1e-3, uniform weights as published. What is finished is kept and not done again, so it can be stopped at any time."""
@@ -119,7 +119,7 @@ def analyse(root, data, config, ask, only_kept=False):
     def compute():
         if only_kept: raise NotAsked(config.id)
         return table(pd.concat(list(ask(run, other, images)), ignore_index=True))
-    return run.cached(f"claims {ask.__name__}", compute, data=images.fingerprint).drop(columns=["run", "round", "client"], errors="ignore").assign(
+    return run.cached(f"claims {ask.__name__}", compute, data=images.fingerprint).drop(columns=["run", "client"] + ["round"] * (ask is not overlap), errors="ignore").assign(
         dataset=config.dataset.removesuffix("_4000"), model=config.model, partition=config.partition, training_seed=config.seed,
         sparsity=config.sparsity, weighting=config.weighting)
 
@@ -138,6 +138,7 @@ def collect(root, data, out):
         if ask is overlap: frame = frame[frame.site == "all"] if (frame.get("site") == "all").any() else frame
         if ask is circuits: frame = frame[frame.metric.isin(["AUROC", "necessity"])]
         if ask is published_recipe: frame = frame[frame.metric.isin(["TPR", "FPR", "constant"]) & frame.of.isin(["circuit", "full model"])]
+        if "dictionary" in ask.__name__: frame = frame[frame.metric.isin(["R2", "cross R2", "position", "shared", "IoU", "chance", "energy overlap", "stitch accuracy"])]
         frame = frame.drop(columns=["method", "objective", "ablation", "kind", "draws", "samples", "numbers", "seeds"], errors="ignore")
         keep = [c for c in frame if frame[c].notna().any() and not frame[c].astype(str).eq("").all()]
         frame = frame[keep].drop_duplicates([c for c in keep if c not in ("value", "lo", "hi", "n", "samples", "numbers", "note", "budget", "draws", "reference")])
@@ -149,6 +150,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", default=tempfile.gettempdir() + "/fedinterp-claims")
     parser.add_argument("--only", choices=["train", "analyse", "collect"])
+    parser.add_argument("--ask", help="one analysis by its name, such as read_out; default: all")
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent/"nbs/tutorials/results")
     args = parser.parse_args()
@@ -159,5 +161,6 @@ if __name__ == "__main__":
     with intra_op_threads(1):
         for config in cells() if args.only in (None, "analyse") else ():
             for ask in analyses(config):
+                if args.ask not in (None, ask.__name__): continue
                 print(config.dataset, config.model, config.partition, config.seed, ask.__name__, len(analyse(args.root, data, config, ask)), flush=True)
     if args.only in (None, "collect"): collect(args.root, data, args.out)
