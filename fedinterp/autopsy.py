@@ -17,7 +17,7 @@ from .core import InputError, RunError, StorageError, choose, intra_op_threads, 
 from .run import Run
 from .table import load as load_table, save as save_table, table
 
-# %% ../nbs/39_autopsy.ipynb #7973bd17
+# %% ../nbs/39_autopsy.ipynb #33dbc780
 @dataclass(frozen=True, eq=False)
 class _Subject:
     "A run, or a model with a name."
@@ -35,7 +35,7 @@ class _Subject:
         "The table, under the subject's name, from the run where it is kept; a table of two subjects is kept if both are runs, and names them itself."
         lasting = self.run and (other is None or other.run)
         if other: depends["reference"] = other.name
-        frame = self.run.cached(kind, compute, 2, data=self.stamp, **depends) if lasting else compute()
+        frame = self.run.cached(kind, compute, 3, data=self.stamp, **depends) if lasting else compute()
         return frame if other else frame.assign(run=self.name)
 
 # %% ../nbs/39_autopsy.ipynb #1eb2a867
@@ -172,7 +172,7 @@ def _concepts(case, nets, study):
     return {"stitching": stitch(usae, nets, data, seed=case.settings["seed"]), "concepts": shown, "gallery": gallery(codes, data.images(data.x_test[at])).table,
             "map": pd.concat(maps) if maps else table([dict(concept=0, metric="pca", value=0., x=0., y=0.)])[:0]}
 
-# %% ../nbs/39_autopsy.ipynb #b6917bf4
+# %% ../nbs/39_autopsy.ipynb #b030ec7f
 def _routing(case):
     "Does the run's head fail on features that work elsewhere? Activations of each model patched into the other, layer by layer."
     import pandas as pd
@@ -181,8 +181,7 @@ def _routing(case):
     if other is None: return
     def patched():
         ways = (("run", s, other), ("reference", other, s))
-        return pd.concat([patch(case.model(a), case.model(b), case.data, doses=(0, .5, 1), aligned=aligned, seed=seed).assign(into=name)
-                          for name, a, b in ways for aligned in (False, True)])
+        return pd.concat([patch(case.model(a), case.model(b), case.data, doses=(0, .5, 1), seed=seed).assign(into=name) for name, a, b in ways])
     yield "patching", s.kept("patching", patched, other, **s.at(case.last), seed=seed)
     alike = lambda: similarity({"run": case.model(s), "reference": case.model(other)}, case.data, seed=seed)
     yield "similarity", s.kept("similarity", alike, other, **s.at(case.last), seed=seed)
@@ -261,7 +260,7 @@ def load(cls:Autopsy, folder:str|Path) -> Autopsy:
         return cls(frames, rest["verdict"], [tuple(p) for p in rest["pairs"]], rest["settings"], pictures)
     except (OSError, ValueError, KeyError, TypeError) as e: raise RunError(f"{folder} holds no autopsy that can be read ({e})") from None
 
-# %% ../nbs/39_autopsy.ipynb #07542852
+# %% ../nbs/39_autopsy.ipynb #d253339f
 def _rounds(subjects, rounds):
     "The rounds to look at, which every run must have kept."
     runs = [s.run for s in subjects if s.run]
@@ -283,9 +282,9 @@ def _settings(pairs, rounds, diagnostics, **given):
         if isinstance(given[name], bool) or not isinstance(given[name], int) or given[name] < 1: raise InputError(f"{name} = {given[name]!r} should be a whole number of at least 1")
     configs = {s.name: s.run.config.model_dump() for pair in pairs for s in pair if s and s.run}
     whole = dict(given, sizes=sizes, rounds=rounds, diagnostics=[d for d in ASKED if d in wanted], configs=configs)
-    return whole | {k: given[k] or {} for k in ("circuits", "dictionary")}
+    return whole | dict(circuits={"steps": 30} if given["circuits"] is None else given["circuits"], dictionary=given["dictionary"] or {})
 
-# %% ../nbs/39_autopsy.ipynb #27599f47
+# %% ../nbs/39_autopsy.ipynb #44c274e2
 def autopsy(
     run,                    # a Run, or a model with data=
     reference=None,         # what it is compared with, such as the run of the same federation on IID clients: a Run or a model
@@ -294,7 +293,7 @@ def autopsy(
     diagnostics=None,       # names among `ASKED`; default: all
     seeds:bool=True,        # pool runs beside it that differ by their seed only, with their references
     budget:int=200, draws:int=20,  # labels a draw and draws of every probe and repair
-    sizes=(.1, .2, .35), circuits:dict|None=None, # shares of the channels; further arguments of `find_circuits`
+    sizes=(.1, .2, .35), circuits:dict|None=None, # shares of the channels; further arguments of `find_circuits`, default: half its steps
     dictionary:dict|None=None,     # arguments of `dictionary_study`
     seed:int=0,             # of the analysis
     progress:bool=True,
@@ -307,7 +306,7 @@ def autopsy(
     rounds = _rounds([s for pair in pairs for s in pair if s], rounds)
     settings = _settings(pairs, rounds, diagnostics, budget=budget, draws=draws, sizes=sizes, circuits=circuits, dictionary=dictionary, seed=seed)
     names = [(a.name, b and b.name) for a, b in pairs]
-    key = hashlib.sha256(json.dumps([2, settings, names, pairs[0][0].stamp], sort_keys=True).encode()).hexdigest()[:10]
+    key = hashlib.sha256(json.dumps([3, settings, names, pairs[0][0].stamp], sort_keys=True).encode()).hexdigest()[:10]
     folder = pairs[0][0].run.path/"autopsies"/key if all(s.run for pair in pairs for s in pair if s) else None
     if folder and (folder/"autopsy.json").exists():
         try: return Autopsy.load(folder)
