@@ -9,7 +9,7 @@ demo: $(VENV)/.ready
 	$(BIN)/fedinterp demo
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lab: $(VENV)/.ready
 	$(BIN)/fedinterp lab
