@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['AdapterError', 'Entry', 'Group', 'permute_group', 'uses', 'Trace', 'trace']
 
-# %% ../nbs/13_channels.ipynb #72c1ca29
-import operator
+# %% ../nbs/13_channels.ipynb #a5135c0d
+import operator, threading
 from dataclasses import dataclass
 from typing import NamedTuple
 import torch
 from torch import fx, nn
 import torch.nn.functional as F
 from .core import InputError, choose
-from .models import batches, evaluating
+from .models import Characters, LastStep, Recurrent, batches, evaluating, random_inputs
 
-# %% ../nbs/13_channels.ipynb #eb30cd91
+# %% ../nbs/13_channels.ipynb #eafa3b26
 class AdapterError(InputError):
     "Sites or groups of a model cannot be derived, or those declared are wrong."
 
@@ -25,6 +25,7 @@ class Entry(NamedTuple):
     axis: int           # of that tensor
     block: int = 1      # consecutive positions a channel takes: 16 for a flattened 4×4 map
     role: str = "read"  # "write": a producer's output, "scale": BatchNorm and depthwise weights, "read": a consumer's input
+    copies: int = 1     # how often all the channels stand there, one set after the other: 4 for the gates of an LSTM
 
 @dataclass(frozen=True)
 class Group:
@@ -33,7 +34,7 @@ class Group:
     channels: int               # how many
     entries: tuple[Entry, ...]  # all the axes
 
-# %% ../nbs/13_channels.ipynb #eb9dc9e0
+# %% ../nbs/13_channels.ipynb #3889f17d
 def permute_group(
     state:dict,   # a state dict; not changed
     group:Group,  # whose channels to reorder
@@ -44,26 +45,31 @@ def permute_group(
     if perm.sort().values.tolist() != list(range(group.channels)):
         raise InputError(f"perm should hold each of 0..{group.channels - 1} once to permute group {group.name!r}")
     state = dict(state)
-    for name, axis, block, _ in group.entries:
+    for name, axis, block, _, copies in group.entries:
         tensor = state[choose("state-dict entry", name, state)]
-        if axis >= tensor.ndim or tensor.shape[axis] != group.channels * block:
-            raise InputError(f"axis {axis} of {name} {tuple(tensor.shape)} does not hold {group.channels} channels in blocks of {block}")
-        blocks = tensor.unflatten(axis, (group.channels, block))
-        state[name] = blocks.index_select(axis, perm.to(tensor.device, torch.long)).flatten(axis, axis + 1)
+        if axis >= tensor.ndim or tensor.shape[axis] != copies * group.channels * block:
+            times = f", {copies} times" if copies > 1 else ""
+            raise InputError(f"axis {axis} of {name} {tuple(tensor.shape)} does not hold {group.channels} channels in blocks of {block}{times}")
+        blocks = tensor.unflatten(axis, (copies, group.channels, block))
+        state[name] = blocks.index_select(axis + 1, perm.to(tensor.device, torch.long)).flatten(axis, axis + 2)
     return state
 
-# %% ../nbs/13_channels.ipynb #461f350a
+# %% ../nbs/13_channels.ipynb #71662b4d
 def _refuse(why):
     "Say where the proof ends, and what to do instead."
     how = "adapter(model, head=..., sites=[Site(...)], groups=[Group(...)])"
     raise AdapterError(f"{why}, so channels cannot be derived; declare them: {how}")
 
+_tracing = threading.Lock()  # while it traces, fx stands in for the calls of every module in the process
+
 class _Tracer(fx.Tracer):
     "Remembers which value each module returned, call by call, containers too."
     def __init__(self):
         super().__init__()
-        self.returned = {}
+        self.returned, self.thread = {}, threading.get_ident()
+    def is_leaf_module(self, module, path): return type(module) in _kinds or super().is_leaf_module(module, path)
     def call_module(self, module, forward, args, kwargs):
+        if threading.get_ident() != self.thread: return forward(*args, **kwargs)  # another thread's model
         result = super().call_module(module, forward, args, kwargs)
         self.returned.setdefault(self.path_of_module(module), []).append(getattr(result, "node", None))
         return result
@@ -75,15 +81,15 @@ class _Shapes(fx.Interpreter):
         node.meta["shape"] = tuple(result.shape) if torch.is_tensor(result) else None
         return result
 
-# %% ../nbs/13_channels.ipynb #fffdaf41
+# %% ../nbs/13_channels.ipynb #470204b8
 def _trace(model, input_shape):
     "The model's operations in order, with shapes; and what each module returned."
     if input_shape is None: raise AdapterError("the model's input shape is not known: give input_shape=(channels, height, width)")
     tracer = _Tracer()
     try:
-        with evaluating(model), torch.no_grad():
+        with _tracing, evaluating(model), torch.no_grad():
             graph = tracer.trace(model)
-            _Shapes(model, graph=graph).run(next(batches(model, torch.zeros(2, *input_shape))))
+            _Shapes(model, graph=graph).run(next(batches(model, random_inputs(model, 2, input_shape))))
     except Exception as e: _refuse(f"the model cannot be traced ({type(e).__name__}: {(str(e).strip() or '-').splitlines()[0]})")
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack") or {"": ("", None)}
@@ -92,8 +98,8 @@ def _trace(model, input_shape):
         node.meta["kind"] = _kinds.get(target) if node.op.startswith("call") else node.op
     return list(graph.nodes), tracer.returned
 
-# %% ../nbs/13_channels.ipynb #e1e0bf9e
-_kinds = {}
+# %% ../nbs/13_channels.ipynb #9785ede4
+_kinds = {Characters: "characters", Recurrent: "recurrent", LastStep: "last"}
 for _kind, _modules, _functions in (
     ("conv", "Conv2d", ""), ("linear", "Linear", ""), ("norm", "BatchNorm1d BatchNorm2d GroupNorm", ""),
     ("same", "ReLU ReLU6 LeakyReLU ELU SELU CELU GELU SiLU Mish Softplus Sigmoid Tanh Hardtanh Hardswish Hardsigmoid",
@@ -119,7 +125,7 @@ def _used_once(model, returned):
         if len(values) > 1 and any(True for _ in model.get_submodule(path).parameters()):
             _refuse(f"module {path!r} has parameters and is called {len(values)} times")
 
-# %% ../nbs/13_channels.ipynb #53d8c202
+# %% ../nbs/13_channels.ipynb #8e0f1654
 class _Spaces:
     "Channel spaces: proven equal ones are united, and parameter axes lie along them."
     def __init__(self): self.parent, self.channels, self.entries, self.fixed = [], [], [], set()
@@ -129,20 +135,35 @@ class _Spaces:
         return len(self.parent) - 1
     def root(self, space): return space if self.parent[space] == space else self.root(self.parent[space])
     def unite(self, a, b): self.parent[max(self.root(a), self.root(b))] = min(self.root(a), self.root(b))
-    def put(self, space, module, path, names, axis, block, role):
-        self.entries += [(space, Entry(f"{path}.{n}", axis, block, role)) for n in names.split() if getattr(module, n, None) is not None]
+    def put(self, space, module, path, names, axis, block, role, copies=1):
+        self.entries += [(space, Entry(f"{path}.{n}", axis, block, role, copies)) for n in names.split() if getattr(module, n, None) is not None]
     def free(self, space): return self.root(space) not in {self.root(s) for s in self.fixed}
 
-# %% ../nbs/13_channels.ipynb #bd6366de
+# %% ../nbs/13_channels.ipynb #0b91a750
+def _sequence(module, path, kind, space, block, spaces):
+    "Put a character table or an LSTM layer on the space it reads and the one it writes; return the latter."
+    if kind == "characters":  # reads tokens, which have no channels
+        space = spaces.new(module.embedding_dim)
+        spaces.put(space, module, path, "weight", 1, 1, "write")
+        return space
+    spaces.put(space, module, path, "weight_ih_l0", 1, block, "read")
+    space = spaces.new(module.hidden_size)
+    spaces.put(space, module, path, "weight_ih_l0 weight_hh_l0 bias_ih_l0 bias_hh_l0", 0, 1, "write", copies=4)
+    spaces.put(space, module, path, "weight_hh_l0", 1, 1, "read")
+    return space
+
+# %% ../nbs/13_channels.ipynb #b247acd0
 def _layer(node, module, space, block, spaces):
     "Put a layer's parameters on the spaces it reads, scales and writes; return the space and block it hands on."
     kind, path, ndim = node.meta["kind"], node.target, len(node.all_input_nodes[0].meta["shape"])
+    wanted = dict(conv=4, linear=2, recurrent=3, characters=2)
     if kind == "norm":
         if isinstance(module, nn.GroupNorm) and module.num_groups not in (1, module.num_channels):
             _refuse(f"module {path!r} normalises {module.num_groups} groups of channels together")
         spaces.put(space, module, path, "weight bias running_mean running_var", 0, block, "scale")
         return space, block
-    if ndim != (4 if kind == "conv" else 2): _refuse(f"module {path!r} ({type(module).__name__}) reads an input with {ndim} axes")
+    if ndim != wanted[kind]: _refuse(f"module {path!r} ({type(module).__name__}) reads an input with {ndim} axes")
+    if kind in ("recurrent", "characters"): return _sequence(module, path, kind, space, block, spaces), 1
     if kind == "conv" and module.groups > 1:
         if module.groups != module.in_channels: _refuse(f"module {path!r} is a convolution in {module.groups} groups")
         block, role = block * module.out_channels // module.in_channels, "scale"
@@ -152,7 +173,7 @@ def _layer(node, module, space, block, spaces):
     spaces.put(space, module, path, "weight bias", 0, block, role)
     return space, block
 
-# %% ../nbs/13_channels.ipynb #1ca9aa88
+# %% ../nbs/13_channels.ipynb #bffdd1ec
 def _flow(node, module, spaces):
     "The (space, block) of a value, from those it is computed from."
     kind, shape, sources = node.meta["kind"], node.meta["shape"], [n for n in node.all_input_nodes if "flow" in n.meta]
@@ -161,7 +182,7 @@ def _flow(node, module, spaces):
     if kind is None or kind == "get_attr" or not sources: _refuse(f"{where} is not an operation that keeps channels apart")
     if not node.users: _refuse(f"the result of {where} is not used (is it meant in place?)")
     (space, block), old = sources[0].meta["flow"], sources[0].meta["shape"]
-    if kind in ("conv", "linear", "norm"): return _layer(node, module, space, block, spaces)
+    if kind in ("conv", "linear", "norm", "recurrent", "characters"): return _layer(node, module, space, block, spaces)
     if kind == "join" and len(sources) == 1: node.meta["kind"] = "same"  # with a number
     for other in sources[1:]:
         if kind != "join" or other.meta["flow"][1] != block or other.meta["shape"][:2] != old[:2] or len(other.meta["shape"]) != len(old):
@@ -201,7 +222,7 @@ def _follow(model, nodes, returned):
     spaces.fixed.add(head.meta["flow"][0])
     return spaces, head
 
-# %% ../nbs/13_channels.ipynb #33d27ebe
+# %% ../nbs/13_channels.ipynb #0931bcea
 def uses(node:fx.Node) -> list[fx.Node]: # asking for its size is no use
     "The operations that go on with a value."
     return [u for u in node.users if u.op == "output" or u.meta["shape"] is not None]
@@ -211,9 +232,9 @@ def _blocks(nodes, head):
     ends, found = {}, {}
     for start in nodes:
         kind = start.meta["kind"]
-        if kind not in ("conv", "linear", "join") or start is head or "flow" not in start.meta: continue
+        if kind not in ("conv", "linear", "join", "recurrent", "characters") or start is head or "flow" not in start.meta: continue
         tip, last, name = start, start, start.meta["path"]
-        while len(users := uses(last)) == 1 and users[0].meta["kind"] in ("norm", "same", "idle", "pool", "average"):
+        while len(users := uses(last)) == 1 and users[0].meta["kind"] in ("norm", "same", "idle", "pool", "average", "last"):
             last = users[0]
             if last.meta["kind"] != "idle": tip = last
         if len(users) == 1 and users[0].meta["kind"] == "join": ends[users[0]] = name
@@ -231,10 +252,10 @@ class Trace:
     groups: dict[str, Group]         # group name -> every axis that carries its channels
     head: str                        # path of the last linear layer
 
-# %% ../nbs/13_channels.ipynb #fdbd57fe
+# %% ../nbs/13_channels.ipynb #e815f3dd
 def trace(
-    model:nn.Module,                        # a plain or residual CNN, or an MLP
-    input_shape:tuple[int, ...]|None=None,  # (C, H, W); None: the model's own .input_shape
+    model:nn.Module,                        # a plain or residual CNN, an MLP, or a stack of `Recurrent` layers
+    input_shape:tuple[int, ...]|None=None,  # (C, H, W), or (T,) of tokens; None: the model's own .input_shape
 ) -> Trace: # AdapterError names the module where the proof ends
     "Derive a model's channel groups and where its blocks end."
     nodes, returned = _trace(model, input_shape or getattr(model, "input_shape", None))

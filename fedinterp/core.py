@@ -59,13 +59,17 @@ def choose(
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise InputError(f"unknown {kind} {given!r}: choose from {', '.join(sorted(choices))}{hint}")
 
-# %% ../nbs/00_core.ipynb #bbcbe9f2
+# %% ../nbs/00_core.ipynb #69f491a3
 _registry = {
-    "model": {"simple_cnn": "fedinterp.models:SimpleCNN", "resnet10": "fedinterp.models:ResNet10"},
-    "strategy": {"fedavg": "fedinterp.strategy:FedAvg", "fedprox": "fedinterp.baselines:FedProx", "scaffold": "fedinterp.baselines:Scaffold"},
+    "model": {"simple_cnn": "fedinterp.models:SimpleCNN", "resnet10": "fedinterp.models:ResNet10",
+              "two_cnn": "fedinterp.models:TwoCNN", "femnist_cnn": "fedinterp.models:FEMNISTCNN", "char_lstm": "fedinterp.models:NextCharLSTM"},
+    "strategy": {"fedavg": "fedinterp.strategy:FedAvg", "fedprox": "fedinterp.baselines:FedProx", "scaffold": "fedinterp.baselines:Scaffold",
+                 "autoflip": "fedinterp.autoflip:AutoFLIP", "random_mask": "fedinterp.pruning:RandomMask", "magnitude": "fedinterp.pruning:Magnitude",
+                 "eflprune_standin": "fedinterp.pruning:EFLPruneStandIn", "prunefl": "fedinterp.pruning:PruneFL", "fedmask": "fedinterp.pruning:FedMask"},
     "builder": {"model": "fedinterp.models:build_model", "data": "fedinterp.data:load_dataset"},
     "engine": {"local": "fedinterp.engine:LocalEngine"},
     "report": {"autopsy": "fedinterp.autopsy_report:autopsy_report"},
+    "ask": {"view": "fedinterp.answers:answer"},
 }
 
 def register(
@@ -87,7 +91,7 @@ def lookup(kind:str, name:str): # the class or function behind a name
     module, attribute = target.split(":")
     return getattr(importlib.import_module(module), attribute)
 
-# %% ../nbs/00_core.ipynb #7b0e066b
+# %% ../nbs/00_core.ipynb #b2281cf2
 SCHEMA = 1  # of config.json: raised when old readers would misread it
 
 class _Fields(BaseModel):
@@ -100,6 +104,7 @@ class _Fields(BaseModel):
     partition: str = "dirichlet:0.1"
     min_samples: int = Field(1, ge=0)
     clients: int = Field(10, ge=1)
+    corrupt: str = "none"
     # the federation
     strategy: str = "fedavg"
     strategy_args: dict[str, Any] = {}

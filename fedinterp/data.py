@@ -6,7 +6,7 @@
 __all__ = ['Dataset', 'dataset_from_arrays', 'read_debian_fashion_mnist', 'load_dataset', 'balanced_indices', 'split_calibration',
            'describe']
 
-# %% ../nbs/10_data.ipynb #71e65fab
+# %% ../nbs/10_data.ipynb #6f942379
 import gzip, hashlib, os, string, zipfile, zlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,12 +15,15 @@ import numpy as np
 import torch
 import fedinterp
 from .core import FedInterpError, InputError, choose
+from .folders import read_images
+from .plays import read_roles, role_arrays
 from .table import table
 
-# %% ../nbs/10_data.ipynb #65061c55
-def _pixels(x, mean, std):
+# %% ../nbs/10_data.ipynb #a5569401
+def _pixels(data, x):
     "Normalised tensors (..., C, H, W) -> uint8 (..., H, W) or (..., H, W, C)."
-    mean, std = (torch.tensor(v, dtype=torch.float32).view(-1, 1, 1) for v in (mean, std))
+    if data.tokens: raise InputError(f"{data.name} holds texts: there are no images to look at")
+    mean, std = (torch.tensor(v, dtype=torch.float32).view(-1, 1, 1) for v in (data.mean, data.std))
     pixels = (x.detach().cpu().float() * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1).numpy()
     return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
 
@@ -32,29 +35,32 @@ def _digest(*tensors):
         digest.update(memoryview(t.contiguous().numpy()).cast("B"))
     return digest.hexdigest()[:12]
 
-# %% ../nbs/10_data.ipynb #ca5b5931
+# %% ../nbs/10_data.ipynb #2cd70fe1
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    "Images and labels, normalised once; a client is an index array into the training part."
-    x_train: torch.Tensor            # (N, C, H, W) float32, normalised
+    "Images or texts, and labels, prepared once; a client is an index array into the training part."
+    x_train: torch.Tensor            # (N, C, H, W) float32, normalised; or (N, T) int64 tokens
     y_train: torch.Tensor            # (N,) int64, from 0
-    x_test: torch.Tensor             # (M, C, H, W) float32, by the constants of the training images
+    x_test: torch.Tensor             # (M, C, H, W) float32, by the constants of the training images; or (M, T)
     y_test: torch.Tensor             # (M,) int64
     classes: tuple[str, ...]         # a name for each label
     name: str = "arrays"
     mean: tuple[float, ...] = (0.0,) # per channel, for pixels on the scale 0..1
     std: tuple[float, ...] = (1.0,)  # per channel, for the same pixels
-    groups: np.ndarray|None = None   # (N,) who made each training image, where that is known
+    groups: np.ndarray|None = None   # (N,) who made each training image or text, where that is known
+    @property
+    def tokens(self) -> bool: return not self.x_train.is_floating_point() # texts, whose tokens no constant may touch
     @property
     def channels(self) -> int: return self.x_train.shape[1]
     @property
-    def size(self) -> int: return self.x_train.shape[-1] # height and width in pixels
+    def size(self) -> int: return self.x_train.shape[-1] # height and width in pixels; of a text, its tokens
     @cached_property
     def fingerprint(self) -> str: return _digest(self.x_train, self.y_train, self.x_test, self.y_test)
-    def images(self, x:torch.Tensor) -> np.ndarray: return _pixels(x, self.mean, self.std) # uint8, channels last (none if there is one)
+    def images(self, x:torch.Tensor) -> np.ndarray: return _pixels(self, x) # uint8, channels last (none if there is one)
     def __repr__(self):
-        return (f"Dataset({self.name}: {len(self.x_train):,} + {len(self.x_test):,} images of {self.channels}×{self.size}×{self.size}, "
-                f"{len(self.classes)} classes" + (")" if self.groups is None else f", {len(np.unique(self.groups))} writers)"))
+        what = f"texts of {self.size} tokens" if self.tokens else f"images of {self.channels}×{self.size}×{self.size}"
+        return (f"Dataset({self.name}: {len(self.x_train):,} + {len(self.x_test):,} {what}, "
+                f"{len(self.classes)} classes" + (")" if self.groups is None else f", {len(np.unique(self.groups))} {'roles' if self.tokens else 'writers'})"))
 
 # %% ../nbs/10_data.ipynb #91e539b9
 def _scaled(x):
@@ -103,9 +109,26 @@ def _label_array(y, images, name, classes):
         raise InputError(f"y_{name} goes from {y.min()} to {y.max()}: labels count the classes from 0, to at most {top - 1}")
     return y.astype(np.int64)
 
-# %% ../nbs/10_data.ipynb #cefc3ef1
+# %% ../nbs/10_data.ipynb #4f45fa53
+def _token_array(x, name, vocab):
+    "A checked array (N, T) of whole numbers below `vocab`."
+    x = np.asarray(x)
+    if x.ndim != 2 or not x.size or x.dtype.kind not in "iu":
+        raise InputError(f"{name} has shape {x.shape} and holds {x.dtype}: with vocab, give at least one text, as (N, T) integers")
+    if x.min() < 0 or x.max() >= vocab: raise InputError(f"{name} holds tokens from {x.min()} to {x.max()}: with vocab = {vocab}, they go from 0 to {vocab - 1}")
+    return x
+
+def _prepared(x, mean, std, vocab):
+    "Both parts as tensors: tokens as they are, images by one pair of constants; and the constants."
+    x = {part: _scaled(v) if vocab is None else torch.from_numpy(v.astype(np.int64)) for part, v in x.items()}
+    train, test = (tuple(x[part].shape[1:]) for part in ("train", "test"))
+    what = "images" if vocab is None else "texts"
+    if train != test: raise InputError(f"training {what} are {train} and test {what} {test}: they should be alike")
+    return _standardised(x, mean, std) if vocab is None else (x, (0.0,), (1.0,))
+
+# %% ../nbs/10_data.ipynb #cdbc3cd8
 def dataset_from_arrays(
-    x_train,         # (N, H, W) or (N, H, W, C) uint8, or (N, C, H, W) floats: arrays or tensors
+    x_train,         # (N, H, W) or (N, H, W, C) uint8, or (N, C, H, W) floats: arrays or tensors; with `vocab`, (N, T) integers
     y_train,         # (N,) integers from 0
     x_test,          # as x_train, with as many channels and the same size
     y_test,          # (M,) integers from 0
@@ -113,27 +136,24 @@ def dataset_from_arrays(
     name:str="arrays", # how reports call it
     mean=None,       # one number or one a channel, for pixels on the scale 0..1; without: the training images'
     std=None,        # likewise, above 0
-    groups=None,     # (N,) who made each training image
+    groups=None,     # (N,) who made each training image or text
+    vocab=None,      # of texts: tokens go from 0 to vocab - 1, and are kept as they are; None: images
 ) -> Dataset: # InputError says which array is wrong, and how
-    "Check arrays, normalise them once, and call them a data set."
-    names = None if classes is None else tuple(map(str, classes))
-    x = {"train": _image_array(x_train, "x_train"), "test": _image_array(x_test, "x_test")}
+    "Check arrays, normalise images once, and call them a data set."
+    names, given = None if classes is None else tuple(map(str, classes)), {"train": x_train, "test": x_test}
+    x = {k: _image_array(v, f"x_{k}") if vocab is None else _token_array(v, f"x_{k}", vocab) for k, v in given.items()}
     y = {part: _label_array(labels, x[part], part, names) for part, labels in (("train", y_train), ("test", y_test))}
     names = names or tuple(map(str, range(max(int(v.max()) for v in y.values()) + 1)))
     if len(set(names)) < len(names): raise InputError(f"classes should have different names; {names} do not")
     if groups is not None and np.shape(groups) != y["train"].shape:
         raise InputError(f"groups has shape {np.shape(groups)}: give one id for each of {len(y['train'])} training images")
-    x, mean, std = _standardised(x, mean, std)
+    x, mean, std = _prepared(x, mean, std, vocab)
     return Dataset(x["train"], torch.from_numpy(y["train"]), x["test"], torch.from_numpy(y["test"]), names, name, mean, std,
                    None if groups is None else np.asarray(groups))
 
-# %% ../nbs/10_data.ipynb #6a7e5b62
+# %% ../nbs/10_data.ipynb #dc49c7fd
 def _standardised(x, mean, std):
-    "Both parts by one pair of constants, and the constants."
-    x = {part: _scaled(pixels) for part, pixels in x.items()}
-    if x["train"].shape[1:] != x["test"].shape[1:]:
-        train, test = (tuple(x[part].shape[1:]) for part in ("train", "test"))
-        raise InputError(f"training images are {train} and test images {test}: they should be alike")
+    "Both parts by one pair of constants, in place, and the constants."
     low, high = x["train"].min().item(), x["train"].max().item()
     if low < 0 or high > 1:
         if mean is not None or std is not None:
@@ -150,16 +170,18 @@ def _standardised(x, mean, std):
         raise InputError(f"mean = {mean} and std = {std} should be finite, and std above 0")
     return {part: _normalise(pixels, mean, std) for part, pixels in x.items()}, mean, std
 
-# %% ../nbs/10_data.ipynb #944740d1
+# %% ../nbs/10_data.ipynb #5fd79a3b
 _fashion = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-_known = { # constants, class names, and torchvision's class and the folder it makes
+_known = { # constants, class names, the file or folder of the publication, or torchvision's class and the folder it makes
     "fashion_mnist_small": dict(mean=0.2860, std=0.3530, classes=_fashion),
     "fashion_mnist": dict(mean=0.2860, std=0.3530, classes=_fashion, source=("FashionMNIST", "FashionMNIST/raw")),
     "mnist": dict(mean=0.1307, std=0.3081, classes=tuple(string.digits), source=("MNIST", "MNIST/raw")),
     "cifar10": dict(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616), source=("CIFAR10", "cifar-10-batches-py"),
                     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")),
     "cifar100": dict(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762), source=("CIFAR100", "cifar-100-python")),
+    "tiny_imagenet": dict(mean=(0.4802, 0.4481, 0.3975), std=(0.2770, 0.2691, 0.2821), file="tiny-imagenet-200"),
     "femnist": dict(classes=tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)),
+    "shakespeare": dict(file="shakespeare_roles.jsonl"),
 }
 
 def _roots(root):
@@ -172,14 +194,16 @@ def _embedded():
     package = Path(fedinterp.__file__).parent
     return [package/"_data", package.parent/"data"]
 
-# %% ../nbs/10_data.ipynb #39e51b8e
+# %% ../nbs/10_data.ipynb #d63ac5f0
 _four = ("x_train", "y_train", "x_test", "y_test")
 
 def _first_line(error): return (str(error) or type(error).__name__).splitlines()[0]
 
 def _read(path):
-    "The arrays of an .npz or of a folder of .npy files, by name; `writer_train` and `classes` may be missing."
-    wanted = (*_four, "writer_train", "classes")
+    "Arrays by name, of an .npz, a folder of .npy files or of images, or a .jsonl of roles; `groups`, `classes` and `vocab` may be missing."
+    if path.suffix == ".jsonl": return role_arrays(read_roles(path))
+    if (path/"train").is_dir(): return read_images(path)
+    wanted = (*_four, "writer_train", "classes", "vocab")
     try:
         if path.is_dir(): arrays = {k: np.load(path/f"{k}.npy", allow_pickle=False) for k in wanted if (path/f"{k}.npy").exists()}
         else:
@@ -188,7 +212,8 @@ def _read(path):
         raise InputError(f"{path} cannot be read as an .npz or a folder of .npy files: {_first_line(e)}") from None
     missing = [k for k in _four if k not in arrays]
     if missing:
-        raise InputError(f"{path} lacks {', '.join(missing)}: a data set has {', '.join(_four)}, and may have writer_train and classes")
+        raise InputError(f"{path} lacks {', '.join(missing)}: a data set has {', '.join(_four)}, and may have writer_train, classes and vocab")
+    if "writer_train" in arrays: arrays["groups"] = arrays.pop("writer_train")
     return arrays
 
 # %% ../nbs/10_data.ipynb #1d081bb5
@@ -212,7 +237,7 @@ def read_debian_fashion_mnist(
             arrays[f"{letter}_{part}"] = np.frombuffer(raw, np.uint8, offset=4 + 4*axes).reshape(shape)
     return arrays
 
-# %% ../nbs/10_data.ipynb #eb340ee1
+# %% ../nbs/10_data.ipynb #4bbf2882
 def _torchvision(name, folder, download):
     "Arrays and class names from the files that torchvision keeps in `folder`."
     import torchvision
@@ -228,21 +253,23 @@ def _torchvision(name, folder, download):
 
 def _find(name, roots, download):
     "The arrays of a named set, or None."
-    source = _known.get(name, {}).get("source")
+    known = _known.get(name, {})
+    source, folders = known.get("source"), (name, known.get("file", name))
     for root in (*_embedded(), *roots):
-        if (root/f"{name}.npz").is_file(): return _read(root/f"{name}.npz")
-        if (root/name/"x_train.npy").is_file(): return _read(root/name)
+        for path in (root/f"{name}.npz", *(root/f for f in folders)):
+            if path.suffix in (".npz", ".jsonl") and path.is_file() or (path/"x_train.npy").is_file() or (path/"train").is_dir(): return _read(path)
         if source and (root/source[1]).is_dir(): return _torchvision(name, root, download)
     if name == "fashion_mnist" and _debian.is_dir(): return read_debian_fashion_mnist()
     if source and download: return _torchvision(name, roots[0], download)
 
-# %% ../nbs/10_data.ipynb #dc6934fd
+# %% ../nbs/10_data.ipynb #9f7defe0
 def _not_found(name, roots):
     "The sentence for a name that led nowhere."
     looked = f"looked in {', '.join(map(str, roots))}"
     if name in _known:
         ways = ["download=True"] * ("source" in _known[name]) + ["Debian's package dataset-fashion-mnist"] * (name == "fashion_mnist")
-        return f"{name} was not found ({looked}): use {', or '.join([*ways, f'a file {name}.npz in the folder that FEDINTERP_DATA names'])}"
+        ways += [f"{_known[name].get('file', '')} or a file {name}.npz in the folder that FEDINTERP_DATA names".removeprefix(" or ")]
+        return f"{name} was not found ({looked}): use {', or '.join(ways)}"
     present = {p.stem for root in roots if root.is_dir() for p in root.glob("*.npz")}
     try: choose("data set", name, {*_known, *present})
     except InputError as e: return f"{e} ({looked}; a set of your own can be a path, or {name}.npz in the folder that FEDINTERP_DATA names)"
@@ -250,18 +277,18 @@ def _not_found(name, roots):
 def _arrays(given, roots, download):
     "A name, its arrays, and what is known of it; a path is only what it holds, whatever its file is called."
     name = str(given)
-    if not (isinstance(given, Path) or {"/", "\\"} & set(name) or name.endswith(".npz") or name.startswith((".", "~"))):
+    if not (isinstance(given, Path) or {"/", "\\"} & set(name) or name.endswith((".npz", ".jsonl")) or name.startswith((".", "~"))):
         arrays = _find(name, roots, download)
         if arrays is None: raise InputError(_not_found(name, roots))
         return name, arrays, _known.get(name, {})
     path = Path(name).expanduser()
     if not path.exists():
-        raise InputError(f"there is no data set at {path}: give an .npz, or a folder of .npy files, with {', '.join(_four)}")
+        raise InputError(f"there is no data set at {path}: give an .npz, or a folder of .npy files, with {', '.join(_four)}; a folder with train/CLASS/image.png; or a .jsonl of roles")
     return path.stem, _read(path), {}
 
-# %% ../nbs/10_data.ipynb #c13e79bb
+# %% ../nbs/10_data.ipynb #0f568265
 def load_dataset(
-    name_or_path:str|Path="fashion_mnist_small", # a name; or the path of an .npz, or of a folder with x_train.npy, y_train.npy, …
+    name_or_path:str|Path="fashion_mnist_small", # a name; or the path of an .npz, a .jsonl of roles, or a folder of .npy files or images
     root:str|Path|None=None, # the folder to look in first, and to download to
     download:bool=False,     # fetch a known set through torchvision if it is not on disk
 ) -> Dataset: # InputError says where it looked and how to get the set, or what is wrong with the arrays
@@ -269,7 +296,7 @@ def load_dataset(
     name, arrays, known = _arrays(name_or_path, _roots(root), download)
     try:
         return dataset_from_arrays(*(arrays[k] for k in _four), classes=known.get("classes", arrays.get("classes")), name=name,
-                                   mean=known.get("mean"), std=known.get("std"), groups=arrays.get("writer_train"))
+                                   mean=known.get("mean"), std=known.get("std"), **{k: arrays.get(k) for k in ("groups", "vocab")})
     except InputError as e: raise InputError(f"{name_or_path}: {e}") from None
 
 # %% ../nbs/10_data.ipynb #58a337b2

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Site', 'Adapter', 'adapter', 'capture', 'edit', 'gate', 'check_adapter']
 
-# %% ../nbs/15_sites.ipynb #fdb24a18
+# %% ../nbs/15_sites.ipynb #df0826be
 import copy
 from collections import Counter
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from .channels import AdapterError, Entry, Group, permute_group, trace, uses
 from .core import InputError, choose, torch_rng
-from .models import batches, evaluating, predict
+from .models import batches, evaluating, predict, random_inputs
 from .table import table
 
 # %% ../nbs/15_sites.ipynb #ed3e3063
@@ -223,23 +223,27 @@ def _changes(model, groups, x, rng):
         net.load_state_dict(permute_group(state, group, cycle))
         yield ((predict(net, x) - logits).abs().max() / logits.abs().max()).item()
 
-# %% ../nbs/15_sites.ipynb #e1ae4703
+# %% ../nbs/15_sites.ipynb #1db0ddd3
 def _coverage(model, head, groups):
     "Rows on what the groups cover: channels, parameters, and each layer whose outputs are in no group."
     written = {e.name for g in groups for e in g.entries if e.role != "read"}
-    layers = {f"{k}.weight": m.weight.shape[0] for k, m in model.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear)) and k != head}
+    layers = {}  # name of a layer's weight -> how many channels it makes
+    for path, m in model.named_modules():
+        if isinstance(m, (nn.Conv2d, nn.Linear)) and path != head: layers[f"{path}.weight"] = m.weight.shape[0]
+        if isinstance(m, nn.Embedding): layers[f"{path}.weight"] = m.embedding_dim
+        if isinstance(m, nn.LSTM): layers |= {f"{path}.weight_ih_l{i}": m.hidden_size for i in range(m.num_layers)}
     covered = sum(n for k, n in layers.items() if k in written)
     touched, sizes = {e.name for g in groups for e in g.entries}, {k: p.numel() for k, p in model.named_parameters()}
     share = sum(n for k, n in sizes.items() if k in touched) / sum(sizes.values())
     yield dict(site="all", metric="channels_covered", value=covered / max(sum(layers.values()), 1), channels=covered)
     yield dict(site="all", metric="parameters_covered", value=share, channels=covered)
     for name, n in layers.items():
-        if name not in written: yield dict(site=name.removesuffix(".weight"), metric="channels_not_covered", value=n, channels=n)
+        if name not in written: yield dict(site=name.rpartition(".")[0], metric="channels_not_covered", value=n, channels=n)
 
-# %% ../nbs/15_sites.ipynb #4457d97a
+# %% ../nbs/15_sites.ipynb #cf9461e1
 def check_adapter(
     model:nn.Module|Adapter,  # a model, or an Adapter with what you declared
-    x=None,                   # images (N, C, H, W), of which 32 are used; None: random ones
+    x=None,                   # images (N, C, H, W) or tokens (N, T), of which 32 are used; None: random ones
     seed:int=0,               # of the random numbers
 ): # a table: per group `logit_change` (relative); `channels_covered`, `parameters_covered` in [0, 1]; layers that are in no group
     "Prove that renaming any group's channels leaves the logits unchanged (to 1e-5), or say which group is wrong."
@@ -247,7 +251,7 @@ def check_adapter(
     if not found.groups: raise AdapterError(" ".join(("no group is declared or derived, so there is nothing to check;", *found.notes)))
     if x is None and found.input_shape is None: raise InputError("the model's input shape is not known: give x, some images (N, C, H, W)")
     rng, groups = torch_rng(seed, "check_adapter"), list(found.groups.values())
-    x = torch.randn(16, *found.input_shape, generator=rng) if x is None else torch.as_tensor(x)[:32]
+    x = random_inputs(found.model, 16, found.input_shape, rng) if x is None else torch.as_tensor(x)[:32]
     changes = dict(zip(found.groups, _changes(found.model, groups, x, rng)))
     wrong = [f"{name!r} (by {change:.2g})" for name, change in changes.items() if not change <= 1e-5]
     if wrong: raise AdapterError(f"renaming the channels of group {', '.join(wrong)} changes the logits: an axis is missing or wrong")

@@ -14,7 +14,7 @@ from .core import InputError, choose
 from .gated import Fill, Gated, _execute, cut
 from .table import table
 
-# %% ../nbs/18_slices.ipynb #5fac8985
+# %% ../nbs/18_slices.ipynb #bc564f02
 class CannotSlice(InputError):
     "A model cannot be sliced at these sites; the sentence says at which operation."
 
@@ -27,7 +27,7 @@ def _gather(flags, node): return flags.reshape(node.meta["shape"][1], -1).any(1)
 def _mixes(node, model):
     "Does each channel of the result depend on every channel of the source?"
     if node.meta["kind"] == "norm": return isinstance(model.get_submodule(node.target), nn.GroupNorm)
-    if node.meta["kind"] in ("conv", "linear"): return getattr(model.get_submodule(node.target), "groups", 1) == 1
+    if node.meta["kind"] in ("conv", "linear", "recurrent"): return getattr(model.get_submodule(node.target), "groups", 1) == 1
     return "flow" not in node.meta  # the head, and what comes after it
 def _sources(node): return [n for n in node.all_input_nodes if n.meta["shape"] is not None]
 
@@ -226,10 +226,11 @@ def logits(
         parts = [[v[at:at + batch] for v in values] for at in range(0, max(1, len(values[0])), batch)]
         return torch.cat([(net(*vb) if net else gated.run(vb, masks, fill.rows(len(vb[0]), i))).cpu() for i, vb in enumerate(parts)])
 
-# %% ../nbs/18_slices.ipynb #4777b2b6
+# %% ../nbs/18_slices.ipynb #622d93bf
 def _step(model, node, m):
     "Carry a strength matrix through one operation."
     kind, module = node.meta["kind"], model.get_submodule(node.target) if node.op == "call_module" else None
+    if kind == "recurrent": return module.weight_ih_l0.detach().cpu().abs().unflatten(0, (4, -1)).sum(0) @ m  # its own past is not a site
     if kind in ("conv", "linear"): weight = module.weight.detach().cpu().abs().flatten(2).sum(2) if kind == "conv" else module.weight.detach().cpu().abs()
     if kind in ("conv", "linear") and _mixes(node, model): return weight @ m
     m = m.repeat_interleave(node.meta["shape"][1] // len(m), 0)

@@ -1,6 +1,9 @@
 "A data set is found wherever one works, checked in one place, and normalised the same way for everybody."
+import dataclasses
 import gzip
 import importlib.util
+import itertools
+import json
 import os
 import random
 import shutil
@@ -8,11 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 import fedinterp
 from fedinterp import data as room
-from fedinterp.core import FedInterpError, InputError, rng_for
+from fedinterp.core import Config, FedInterpError, InputError, rng_for
 from fedinterp.data import balanced_indices, dataset_from_arrays, describe, load_dataset, read_debian_fashion_mnist, split_calibration
+from fedinterp.models import predict
+from fedinterp.partition import partition
+from fedinterp.plays import ALPHABET, NAMES, decode, encode, read_roles, role_arrays, windows
 from fedinterp.table import wide
+from fedinterp.train import train
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 needs_real_data = pytest.mark.skipif(not os.environ.get("FEDINTERP_DATA"), reason="FEDINTERP_DATA is not set: no real data sets")
@@ -306,3 +314,164 @@ def test_nothing_here_touches_global_random_state(arrays):
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     load_dataset("fashion_mnist_small"), dataset_from_arrays(**arrays), split_calibration(arrays["y_train"], 8, rng_for(0, "test"))
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+# texts
+
+VERSES = ("Mark me. I am thy father's spirit, doomed for a certain term to walk the night, and for the day confined to fast in fires.",
+          "To be, or not to be: that is the question: whether 'tis nobler in the mind to suffer the slings and arrows of outrageous fortune.",
+          "Tomorrow, and tomorrow, and tomorrow, creeps in this petty pace from day to day, to the last syllable of recorded time.")
+
+
+@pytest.fixture
+def plays(tmp_path):
+    "A file of four roles, one of whom says little."
+    rows = [dict(play="P", role=r, lines=[f"{VERSES[i % 3]} {n}" for n in range(25)]) for i, r in enumerate("ABC")] + [dict(play="P", role="D", lines=["Who's there?"])]
+    path = tmp_path / "shakespeare_roles.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_characters_come_back_and_strangers_become_spaces():
+    assert len(set(ALPHABET)) == len(set(NAMES)) == 80
+    assert decode(encode(ALPHABET)) == ALPHABET and decode(encode("ß→$\t|{")) == " " * 6
+
+
+@pytest.mark.parametrize("length, stride, n", [(5, 1, 40), (5, 3, 40), (8, 8, 40), (5, 1, 6), (5, 1, 5), (5, 1, 0), (1, 1, 3)])
+def test_windows_and_labels_are_the_text(length, stride, n):
+    text = np.arange(n, dtype=np.uint8)
+    x, y = windows(text, length, stride)
+    assert len(x) == len(y) == (-(-(n - length) // stride) if n > length else 0)
+    assert all(np.array_equal(row, text[i * stride:i * stride + length]) and label == text[i * stride + length] for i, (row, label) in enumerate(zip(x, y)))
+
+
+def test_roles_are_cut_in_order_and_share_nothing(plays, monkeypatch):
+    monkeypatch.setenv("FEDINTERP_DATA", str(plays.parent))
+    data, said = load_dataset("shakespeare"), read_roles(plays)
+    assert data.fingerprint == load_dataset("shakespeare").fingerprint == load_dataset(plays).fingerprint
+    assert data.tokens and data.x_train.dtype == data.y_train.dtype == data.x_test.dtype == torch.int64 and data.size == 80 and len(data.classes) == 80
+    assert sorted(set(data.groups)) == ["P: A", "P: B", "P: C"] and "texts of 80 tokens, 80 classes, 3 roles" in repr(data)
+    texts = [said[g][:len(said[g]) * 9 // 10] for g in data.groups]
+    assert all(decode([*row, label]) in text for row, label, text in zip(data.x_train, data.y_train, texts))
+    tails = [said[g][len(said[g]) * 9 // 10:] for g in sorted(set(data.groups))]
+    assert [decode([*row, label]) for row, label in zip(data.x_test, data.y_test)] == [t[i:i + 81] for t in tails for i in range(0, len(t) - 80, 80)]
+    with pytest.raises(InputError, match="holds texts"): data.images(data.x_test)
+
+
+def test_windows_of_ones_own_choice_make_a_data_set(plays):
+    arrays = role_arrays(read_roles(plays), length=20, stride=7, min_characters=1000)
+    data = dataset_from_arrays(**arrays, name="short")
+    assert data.x_train.shape[1] == 20 and torch.equal(data.x_train, torch.from_numpy(arrays["x_train"].astype(np.int64)))
+    with pytest.raises(InputError, match="no role says 5000 characters or more"): role_arrays(read_roles(plays), min_characters=5000)
+    with pytest.raises(InputError, match="min_characters = 800 should be a whole number from 810"): role_arrays(read_roles(plays), min_characters=800)
+
+
+def test_tokens_in_an_npz_are_texts(tmp_path):
+    x = np.arange(40).reshape(10, 4) % 7
+    np.savez(tmp_path / "codes.npz", x_train=x, y_train=x[:, 0], x_test=x[:3], y_test=x[:3, 1], vocab=7)
+    data = load_dataset("codes", root=tmp_path)
+    assert data.tokens and np.array_equal(data.x_train, x) and x.dtype == np.int64
+    data.x_train[0, 0] = 6
+    assert x[0, 0] == 0
+
+
+@pytest.mark.parametrize("wrong, words", [
+    (dict(x_train=np.zeros((8, 4, 4), np.uint8)), r"x_train has shape \(8, 4, 4\)"), (dict(x_train=np.zeros((8, 4))), "holds float64"),
+    (dict(x_test=np.full((8, 4), 5)), "x_test holds tokens from 5 to 5: with vocab = 5, they go from 0 to 4"),
+    (dict(x_train=np.full((8, 4), -1)), "tokens from -1"), (dict(x_test=np.zeros((8, 3), int)), r"training texts are \(4,\) and test texts \(3,\)")])
+def test_wrong_texts_are_refused_in_one_sentence(wrong, words):
+    ok = np.zeros((8, 4), int)
+    with pytest.raises(InputError, match=words): dataset_from_arrays(**{**dict(x_train=ok, y_train=Y, x_test=ok, y_test=Y, vocab=5), **wrong})
+
+
+# folders of images
+
+@pytest.fixture
+def photos(tmp_path, arrays):
+    "Four classes of PNG files as Tiny-ImageNet has them."
+    home = tmp_path / "tiny-imagenet-200"
+    for part in ("train", "val/images", "test/images"): (home / part).mkdir(parents=True)
+    for i, (x, y) in enumerate(zip(arrays["x_train"], arrays["y_train"])):
+        (home / f"train/n{y}/images").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(x).save(home / f"train/n{y}/images/n{y}_{i:03d}.png")
+    for i, x in enumerate(arrays["x_test"]): Image.fromarray(x).save(home / f"val/images/val_{i}.png")
+    Image.fromarray(arrays["x_test"][0]).save(home / "test/images/test_0.png")
+    (home / "val/val_annotations.txt").write_text("".join(f"val_{i}.png\tn{y}\t0\t0\t5\t5\n" for i, y in enumerate(arrays["y_test"])))
+    return home
+
+
+def test_tiny_imagenet_is_read_from_its_folder(photos, arrays):
+    data = load_dataset("tiny_imagenet", root=photos.parent)
+    order = np.argsort(arrays["y_train"], kind="stable")
+    assert data.classes == ("n0", "n1", "n2", "n3") and np.array_equal(data.y_train, arrays["y_train"][order]) and np.array_equal(data.y_test, arrays["y_test"])
+    assert np.array_equal(data.images(data.x_train), arrays["x_train"][order]) and np.array_equal(data.images(data.x_test), arrays["x_test"])
+    assert data.mean == (.4802, .4481, .3975) and data.fingerprint != load_dataset(photos).fingerprint  # a path is only what it holds
+    assert load_dataset(photos).classes == data.classes
+
+
+def test_a_damaged_folder_of_images_is_refused_and_the_file_named(photos):
+    (photos / "train/n0/images/n0_000.png").write_bytes(b"cut off")
+    with pytest.raises(InputError, match="n0_000.png cannot be read as an image"): load_dataset(photos)
+    shutil.rmtree(photos / "train")
+    (photos / "train").mkdir()
+    with pytest.raises(InputError, match="lacks images of its train part"): load_dataset(photos)
+
+
+def test_sets_without_files_say_how_to_get_them(nowhere):
+    for name, words in (("cifar100", "download=True, or a file cifar100.npz"), ("tiny_imagenet", "tiny-imagenet-200 or a file tiny_imagenet.npz"),
+                        ("shakespeare", "shakespeare_roles.jsonl or a file shakespeare.npz"), ("femnist", "use a file femnist.npz")):
+        with pytest.raises(InputError, match=words): load_dataset(name)
+
+
+# one round on each
+
+def one_round(tmp_path, data, model, args, **kw):
+    config = Config(dataset=data.name, model=model, model_args=args, rounds=1, **{"local_steps": 2, "batch_size": 8, "lr": 1e-2, **kw})
+    run = train(config, tmp_path / "runs", workers=1, progress=False, data=data)
+    scores = run.metrics().query("client == 'server' and metric == 'accuracy' and cls == 'all'")
+    assert run.done == 1 and scores.value.between(0, 1).all() and len(scores) == 2
+    assert not all(torch.equal(run.server(0)[k], v) for k, v in run.server(1).items())
+    return run
+
+
+def test_a_federation_of_roles_trains_on_characters(tmp_path, plays):
+    data = load_dataset(plays)
+    run = one_round(tmp_path, data, "char_lstm", dict(hidden=8, embedding=4), partition="groups", clients=3)
+    assert [set(data.groups[p]) for p in run.partition] in [[{f"P: {r}"} for r in order] for order in itertools.permutations("ABC")]
+    assert predict(run.model(1), data.x_test).shape == (len(data.x_test), 80)
+    again = train(run.config, tmp_path / "twice", workers=2, progress=False, data=data)
+    assert all(torch.equal(v, again.server(1)[k]) for k, v in run.server(1).items())
+
+
+@pytest.mark.parametrize("model, args", [("two_cnn", dict(hidden=2, features=8, grid=2)), ("femnist_cnn", dict(hidden=2, features=8, grid=2))])
+def test_a_federation_trains_on_arrays_and_on_folders(tmp_path, arrays, photos, model, args):
+    large = {k: v.repeat(2, 1).repeat(2, 2) if k[0] == "x" else v for k, v in arrays.items()}
+    np.savez(tmp_path / "cifar100.npz", **large)
+    data = load_dataset("cifar100", root=tmp_path)
+    assert data.mean == (.5071, .4865, .4409)
+    one_round(tmp_path, data, model, args, partition="dirichlet:1", clients=3)
+    for file in photos.rglob("*.png"): Image.open(file).resize((10, 10), Image.NEAREST).save(file)
+    one_round(tmp_path, load_dataset("tiny_imagenet", root=photos.parent), model, args, partition="iid", clients=4)
+
+
+@needs_real_data
+def test_a_client_of_femnist_is_a_writer(tmp_path):
+    data = load_dataset("femnist")
+    parts = partition(data.y_train, "groups", 207, groups=data.groups)
+    assert len(parts) == 207 and all(len(set(data.groups[p])) == 1 for p in parts)
+    few = dataclasses.replace(data, x_test=data.x_test[:200], y_test=data.y_test[:200])
+    run = one_round(tmp_path, few, "femnist_cnn", dict(hidden=4, features=16), partition="groups:5", clients=5, min_samples=100)
+    assert [len(set(data.groups[p])) for p in run.partition] == [1] * 5 and min(map(len, run.partition)) >= 100
+
+
+@needs_real_data
+def test_shakespeares_roles_are_the_groups(tmp_path):
+    path = Path(os.environ["FEDINTERP_DATA"]) / "shakespeare_roles.jsonl"
+    if not path.exists(): pytest.skip("FEDINTERP_DATA holds no shakespeare_roles.jsonl")
+    roles = read_roles(path)
+    assert len(roles) == 1009 and sum(len(t) >= 2000 for t in roles.values()) == 446
+    some = dict(sorted(roles.items(), key=lambda r: -len(r[1]))[:6])
+    data = dataset_from_arrays(**role_arrays(some, stride=50), name="roles")
+    assert len(np.unique(data.groups)) == 6 and len(np.unique(data.y_train)) > 40
+    few = dataclasses.replace(data, x_test=data.x_test[:100], y_test=data.y_test[:100])
+    one_round(tmp_path, few, "char_lstm", dict(hidden=8), partition="groups:3", clients=3)

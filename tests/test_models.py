@@ -1,10 +1,16 @@
 "The reference networks, building by name, and logits."
+from dataclasses import replace
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from fedinterp.core import InputError, register, _registry
-from fedinterp.models import ResNet10, SimpleCNN, batches, build_model, evaluating, predict
+from fedinterp.channels import AdapterError, Entry, Group, permute_group
+from fedinterp.core import InputError, register, seeded, _registry
+from fedinterp.gated import Gated
+from fedinterp.models import (FEMNISTCNN, LastStep, NextCharLSTM, Recurrent, ResNet10, SimpleCNN, TwoCNN, batches, build_model, evaluating, predict,
+                              random_inputs)
+from fedinterp.sites import adapter, capture, check_adapter, edit, gate
+from fedinterp.slices import connections, sliced
 
 def count(model): return sum(p.numel() for p in model.parameters())
 def images(n=6, shape=(1, 28, 28), seed=0): return torch.rand(n, *shape, generator=torch.Generator().manual_seed(seed))
@@ -99,3 +105,86 @@ def test_batches_keep_every_row_in_order():
     assert torch.cat(list(batches(nn.Identity(), x, 3))).equal(x)
     assert [len(b) for b in batches(nn.Identity(), x, 3)] == [3, 3, 1]
     assert next(batches(nn.Linear(1, 1).double(), x, 3)).dtype == torch.float64
+
+
+# the models of the pruning studies
+
+SMALL = dict(two_cnn=dict(hidden=4, features=16), femnist_cnn=dict(hidden=4, features=16, grid=2), char_lstm=dict(hidden=6, embedding=3, vocab=20))
+
+def small(name, **kw): return build_model(name, **{"classes": 7, **SMALL[name], **kw})
+def inputs(model, n=5): return random_inputs(model, n, model.input_shape, torch.Generator().manual_seed(0))
+
+def test_the_models_of_the_pruning_studies_have_the_published_sizes():
+    assert count(build_model("two_cnn", channels_in=3)) == (3*25*32 + 32) + (32*25*64 + 64) + (98*32*512 + 512) + 5130
+    assert count(build_model("femnist_cnn", classes=62)) == (25*64 + 64) + (64*25*128 + 128) + (98*64*2048 + 2048) + (2048*62 + 62)
+    lstm = lambda i, h: 4*h*(i + h) + 8*h
+    assert count(build_model("char_lstm", classes=80)) == 80*8 + lstm(8, 256) + lstm(256, 256) + 256*80 + 80
+    assert (FEMNISTCNN().fc.out_features, NextCharLSTM().fc.out_features, TwoCNN().fc.out_features) == (62, 80, 10)
+
+@pytest.mark.parametrize("name", SMALL)
+def test_renaming_any_group_of_a_pruning_model_leaves_its_logits(name):
+    proof = check_adapter(small(name))
+    assert (proof[proof.metric == "logit_change"].value <= 1e-9).all()
+    assert proof[proof.metric == "channels_covered"].value.tolist() == [1.0] and not (proof.metric == "channels_not_covered").any()
+
+@pytest.mark.parametrize("name,groups", [("two_cnn", ["conv1", "conv2", "fc1"]), ("char_lstm", ["embedding", "lstm1", "lstm2"])])
+def test_groups_that_forget_any_one_axis_are_found_out(name, groups):
+    model = small(name)
+    assert list(adapter(model).groups) == list(adapter(model).sites) == groups
+    for group in adapter(model).groups.values():
+        for left_out in group.entries:
+            lame = replace(group, entries=tuple(e for e in group.entries if e is not left_out))
+            with pytest.raises(AdapterError, match=f"group '{group.name}'"): check_adapter(adapter(model, groups=[lame]))
+
+@pytest.mark.parametrize("channels_in,size", [(1, None), (3, None), (3, 8), (3, 64)])
+def test_the_two_cnns_fit_every_size_of_image(channels_in, size):
+    for name in ("two_cnn", "femnist_cnn"):
+        model = small(name, channels_in=channels_in, size=size)
+        assert predict(model, inputs(model)).shape == (5, 7) and adapter(model).sites["conv2"].group == "conv2"
+
+def test_an_lstm_units_rows_stand_in_each_gates_quarter():
+    state = dict(w=torch.arange(12)[:, None].repeat(1, 2))
+    moved = permute_group(state, Group("g", 3, (Entry("w", 0, copies=4),)), [2, 0, 1])
+    assert moved["w"][:, 0].tolist() == [2, 0, 1, 5, 3, 4, 8, 6, 7, 11, 9, 10]
+    with pytest.raises(InputError, match="does not hold 4 channels in blocks of 1, 4 times"): permute_group(state, Group("g", 4, (Entry("w", 0, copies=4),)), range(4))
+
+def test_the_hidden_states_of_both_layers_can_be_read_and_changed():
+    model = small("char_lstm")
+    x = inputs(model)
+    states, logits = capture(model, x), predict(model, x)
+    assert {k: tuple(v.shape) for k, v in states.items()} == {"embedding": (5, 3, 80), "lstm1": (5, 6, 80), "lstm2": (5, 6)}
+    assert torch.allclose(states["lstm2"] @ model.fc.weight.T + model.fc.bias, logits, atol=1e-6) and adapter(model).head == "fc"
+    keep = torch.tensor([1., 1, 0, 1, 1, 1])
+    with edit(model, {"lstm2": gate(keep)}): assert torch.allclose(predict(model, x), (states["lstm2"] * keep) @ model.fc.weight.T + model.fc.bias, atol=1e-6)
+    with edit(model, {"lstm1": gate(keep)}): assert not predict(model, x).equal(logits)
+    assert predict(model, x).equal(logits)
+
+def test_a_model_that_reads_tokens_refuses_what_are_none():
+    model = small("char_lstm", size=9)
+    assert predict(model, np.zeros((2, 9), np.uint8)).equal(predict(model, torch.zeros(2, 9, dtype=torch.long)))
+    assert predict(model, torch.zeros(0, 9, dtype=torch.long)).shape == (0, 7)
+    with pytest.raises(InputError, match="reads tokens"): predict(model, torch.zeros(2, 9))
+    with pytest.raises(InputError, match="build it with vocab=21"): predict(model, torch.full((1, 9), 20))
+    with pytest.raises(InputError, match="tokens from -1"): predict(model, torch.full((1, 9), -1))
+
+def test_the_pruning_models_repeat_for_their_seed():
+    for name in SMALL:
+        before, a, b, c = torch.get_rng_state(), *(small(name, seed=s).state_dict() for s in (3, 3, 4))
+        assert torch.equal(before, torch.get_rng_state())
+        assert all(a[k].equal(b[k]) for k in a) and not any(a[k].equal(c[k]) for k in a)
+
+@pytest.mark.parametrize("name,kw,words", [
+    ("two_cnn", dict(hidden=0), "hidden = 0"), ("two_cnn", dict(hiden=4), "did you mean 'hidden'"), ("two_cnn", dict(head="pool"), "option of two_cnn 'head'"),
+    ("two_cnn", dict(grid=1.5), "grid = 1.5"), ("femnist_cnn", dict(size=7), "at least 8"), ("char_lstm", dict(vocab=0), "vocab = 0"),
+    ("char_lstm", dict(size=0), "size = 0"), ("char_lstm", dict(hidden="8"), "whole number")])
+def test_a_pruning_model_that_cannot_be_built_is_refused_in_a_sentence(name, kw, words):
+    with pytest.raises(InputError, match=words): small(name, **kw)
+
+def test_a_circuit_in_a_recurrent_model_can_be_sliced_like_any_other():
+    with seeded(0, "series"): model = nn.Sequential(Recurrent(3, 6), Recurrent(6, 5), LastStep(), nn.Linear(5, 2))
+    x = images(4, (3, 9))
+    gated, masks = Gated(model, input_shape=(3, 9)), {"0": torch.tensor([1, 0, 1, 1, 0, 1]), "1": torch.tensor([1, 1, 0, 1, 1])}
+    with edit(model, {s: gate(m) for s, m in masks.items()}, input_shape=(3, 9)): cut = predict(model, x)
+    assert torch.allclose(sliced(gated, masks)(x), cut, atol=1e-6)
+    strength = connections(gated)["0", "1"]
+    assert strength.shape == (5, 6) and torch.allclose(strength, model[1].weight_ih_l0.detach().abs().view(4, 5, 6).sum(0))

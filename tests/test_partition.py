@@ -3,8 +3,9 @@ import random
 import numpy as np
 import pytest
 import torch
-from fedinterp.core import InputError
-from fedinterp.partition import counts, partition
+from fedinterp.core import Config, InputError
+from fedinterp.data import dataset_from_arrays
+from fedinterp.partition import corrupt_clients, corrupted, counts, partition
 
 LABELS = np.random.default_rng(0).integers(0, 10, 4000)
 WRITERS = np.random.default_rng(1).integers(0, 150, 4000)
@@ -159,3 +160,99 @@ def test_counts_of_a_real_deal_cover_every_cell_once():
     cells = held[(held.metric == "samples") & (held.cls != "all")]
     assert len(cells) == 200 and cells.value.sum() == len(LABELS)
     assert held[(held.metric == "samples") & (held.cls == "all") & (held.client != "all")].value.tolist() == [len(p) for p in parts]
+
+
+# some of the writers
+
+def test_some_of_the_writers_stay_whole_and_the_rest_go_to_nobody():
+    parts = partition(LABELS, "groups:20", 20, groups=WRITERS)
+    owners = [set(WRITERS[p]) for p in parts]
+    assert [len(o) for o in owners] == [1] * 20 and len(set.union(*owners)) == 20
+    assert all(len(p) == (WRITERS == WRITERS[p[0]]).sum() and (np.diff(p) > 0).all() for p in parts)
+    merged = partition(LABELS, "groups:20", 4, groups=WRITERS)
+    assert sum(len({*WRITERS[p]}) for p in merged) == 20 and max(map(len, merged)) - min(map(len, merged)) <= np.bincount(WRITERS).max()
+    assert same(parts, partition(LABELS, "groups:20", 20, groups=[f"{w:03d}" for w in WRITERS]))
+    assert not same(parts, partition(LABELS, "groups:20", 20, seed=1, groups=WRITERS))
+
+
+def test_writers_with_too_few_images_are_not_drawn():
+    sizes = np.bincount(WRITERS)
+    least = int(np.sort(sizes)[-10])
+    parts = partition(LABELS, "groups:5", 5, min_samples=least, groups=WRITERS)
+    assert min(map(len, parts)) >= least
+    many = int((sizes >= least).sum())
+    with pytest.raises(InputError, match=rf"groups:100 asks for more than the {many} groups .* use at most groups:{many}"):
+        partition(LABELS, "groups:100", 5, min_samples=least, groups=WRITERS)
+    with pytest.raises(InputError, match="6 clients cannot share 5 groups"): partition(LABELS, "groups:5", 6, groups=WRITERS)
+    for how, words in (("groups:0", "whole number from 1, as in 'groups:20'"), ("groups:1.5", "whole number from 1"), ("groups:", "lacks its number")):
+        with pytest.raises(InputError, match=words): partition(LABELS, how, 5, groups=WRITERS)
+
+
+# clients with bad data
+
+def spoiled(tiny, how, **kw):
+    config = Config(corrupt=how, clients=10, partition="iid", **kw)
+    parts = partition(tiny.y_train, "iid", 10, config.seed)
+    return corrupt_clients(tiny, parts, config), parts, corrupted(config)
+
+
+def test_without_corruption_the_data_are_the_very_same(tiny):
+    got, _, clients = spoiled(tiny, "none")
+    assert got is tiny and clients == [] and Config(corrupt="none").id == Config().id and Config(corrupt="flip:0.2").id != Config().id
+
+
+def test_flipped_clients_call_every_class_by_one_other_name(tiny):
+    got, parts, clients = spoiled(tiny, "flip:0.3")
+    assert len(clients) == 3 and got.x_train is tiny.x_train and got.x_test is tiny.x_test and got.y_test is tiny.y_test
+    maps = []
+    for k, p in enumerate(parts):
+        pairs = {*zip(tiny.y_train[p].tolist(), got.y_train[p].tolist())}
+        assert len(pairs) == 4 == len({new for _, new in pairs})
+        assert all((old == new) == (k not in clients) for old, new in pairs)
+        if k in clients: maps.append(pairs)
+    assert len(set(map(frozenset, maps))) > 1
+
+
+def test_noisy_clients_get_noise_of_the_strength_that_was_asked_for(tiny):
+    before = tiny.x_train.clone()
+    for how, strength in (("noise:0.4", 1.0), ("noise:0.4:0.25", .25)):
+        got, parts, clients = spoiled(tiny, how)
+        assert len(clients) == 4 and got.y_train is tiny.y_train and got.x_test is tiny.x_test
+        for k, p in enumerate(parts):
+            noise = got.x_train[p] - tiny.x_train[p]
+            if k in clients: assert noise.std().item() == pytest.approx(strength, rel=.05) and abs(noise.mean().item()) < .1 * strength
+            else: assert not noise.any()
+    assert tiny.x_train.equal(before)
+
+
+def test_corruption_repeats_for_its_seed_and_touches_no_global_state(tiny):
+    before = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    for how in ("flip:0.5", "noise:0.5"):
+        one, two, other = (spoiled(tiny, how, seed=s)[0] for s in (3, 3, 4))
+        assert one.fingerprint == two.fingerprint != other.fingerprint
+    assert before == (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    shares = [set(corrupted(Config(corrupt=f"noise:{s}", clients=20))) for s in (.2, .4, 1)]
+    assert [len(s) for s in shares] == [4, 8, 20] and shares[0] < shares[1] < shares[2]
+
+
+def test_an_empty_client_can_be_corrupted_too(tiny):
+    parts = [np.arange(160), np.empty(0, np.int64)]
+    for how in ("flip:1", "noise:1"): assert len(corrupt_clients(tiny, parts, Config(corrupt=how, clients=2)).y_train) == 160
+
+
+@pytest.mark.parametrize("how, words", [
+    ("noize:0.4", "did you mean 'noise'"), ("", "unknown corruption"), ("noise", "as in 'noise:0.4'"), ("flip", "as in 'flip:0.2'"), ("none:0.1", "takes no number"),
+    ("noise:40", "above 0, to at most 1"), ("flip:-0.2", "above 0, to at most 1"), ("flip:0", "above 0"), ("flip:nan", "above 0"), ("flip:a", "above 0"),
+    ("noise:0.4:0", "standard deviation should be a finite number above 0"), ("noise:0.4:inf", "standard deviation"), ("noise:0.4:x", "above 0"),
+    ("flip:0.2:1", "should have one number:"), ("noise:0.4:1:1", "should have one or two numbers"), ("flip:0.04", "would touch none of 10 clients: use at least 'flip:0.1'")])
+def test_a_corruption_that_cannot_be_is_refused_in_one_sentence(tiny, how, words):
+    with pytest.raises(InputError, match=words) as e: spoiled(tiny, how)
+    assert "\n" not in str(e.value)
+
+
+def test_texts_can_be_mislabelled_but_not_noisy():
+    texts = dataset_from_arrays(np.arange(80).reshape(20, 4) % 9, np.arange(20) % 9, [[0, 1, 2, 3]], [4], vocab=9)
+    parts = partition(texts.y_train, "iid", 2)
+    with pytest.raises(InputError, match="tokens cannot be noisy: use 'flip:0.2'"): corrupt_clients(texts, parts, Config(corrupt="noise:0.5", clients=2))
+    flipped = corrupt_clients(texts, parts, Config(corrupt="flip:1", clients=2))
+    assert not (flipped.y_train == texts.y_train).any() and flipped.x_train is texts.x_train
