@@ -35,7 +35,7 @@ class Upload:
     weights: dict   # θ_k, the whole state: parameters and buffers
     extra: dict     # the strategy's further tensors
 
-# %% ../nbs/20_strategy.ipynb #6ebe215b
+# %% ../nbs/20_strategy.ipynb #4b3e61cc
 @dataclass(frozen=True)
 class Strategy:
     "The protocol, with FedAvg as its default behaviour; subclasses are dataclasses whose fields are hyper-parameters."
@@ -50,7 +50,7 @@ class Strategy:
         return {}
 
     def explore(self, weights:dict, server:dict, visit:Callable) -> tuple[dict, dict]:
-        "Once before round 1: (weights, server). `visit(weights, **config_changes)` trains every client and returns their uploads."
+        "Once before round 1: (weights, server). `visit(weights, **config_changes)` trains every client and returns their uploads; `visit.model` and `visit.input_shape` say what is trained."
         return weights, server
 
     def broadcast(self, weights:dict, server:dict, client:dict) -> dict:
