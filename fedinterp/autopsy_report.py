@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HEADLINE', 'FIGURES', 'run_labels', 'headline', 'autopsy_report']
 
-# %% ../nbs/58_autopsy_report.ipynb #96e02ede
+# %% ../nbs/58_autopsy_report.ipynb #ba3b4d0c
 import json, math
 from pathlib import Path
 import numpy as np
@@ -13,6 +13,7 @@ from .charts import fig_classes, fig_decompose, fig_ladder, fig_partition, fig_r
 from .circuit_charts import fig_overlap, fig_size_curve, fig_tpr_fpr
 from .concept_charts import fig_dose, fig_evidence, fig_map, fig_r2, fig_sharing, fig_similarity, fig_stitch
 from .report import Code, Figure, Grid, Picture, Section, write_report
+from .table import of_servers
 
 # %% ../nbs/58_autopsy_report.ipynb #b05bc26b
 def run_labels(
@@ -41,21 +42,19 @@ def _figure_text(row) -> str: # "80.2 % [78.4, 82.0]"
     text = f"{value:.1f} {'points' if points else '%'}" + ("" if math.isnan(lo) else f" [{lo:.1f}, {hi:.1f}]")
     return text + (", not decided" if points and lo <= 0 <= hi else "")
 
-# %% ../nbs/58_autopsy_report.ipynb #ea33f802
+# %% ../nbs/58_autopsy_report.ipynb #ee8642a9
 def headline(
     found, # an Autopsy: of its tables, those among probes, heads and decomposition that are there
-): # a frame of text: a row a figure, a column a run; of each run's last round
+): # a frame of text: a row a figure, a column a run; of each run's last server
     "The figures of an autopsy side by side, with intervals, floors and the bias-only row."
     import pandas as pd
     tables, names = found.tables, run_labels(found.settings.get("configs", {}))
-    frames = {kind: _last(f[f.cls.eq("all")]).replace({"run": names}) for kind in ("heads", "probes", "decomposition") if (f := tables.get(kind)) is not None}
+    frames = {kind: of_servers(f[f.cls.eq("all")]).replace({"run": names}) for kind in ("heads", "probes", "decomposition") if (f := tables.get(kind)) is not None}
     runs = list(dict.fromkeys(run for f in frames.values() for run in f.run))
     def cell(kind, metric, run):
         hits = frames[kind][frames[kind].metric.eq(metric) & frames[kind].run.eq(run)]
         return _figure_text(hits.iloc[0]) if len(hits) else "–"
     return pd.DataFrame([{"": name, **{run: cell(kind, metric, run) for run in runs}} for kind, metric, name in HEADLINE if kind in frames])
-
-def _last(frame): return frame[frame["round"].eq(frame.groupby("run")["round"].transform("max"))] if "round" in frame else frame
 
 # %% ../nbs/58_autopsy_report.ipynb #c976b7a6
 def _caption(what, chart, settings):
@@ -93,7 +92,7 @@ FIGURES = (  # section, tables, function, its other arguments, what it shows
     ("How did training go?", ("accuracies",), fig_classes, {}, "The last round, class by class."),
     ("How did training go?", ("accuracies",), fig_swings, {}, "Accuracy of every class in every round: what one round brings, the next can take."))
 
-# %% ../nbs/58_autopsy_report.ipynb #a3b00b56
+# %% ../nbs/58_autopsy_report.ipynb #c84fa6b2
 def _views(found, names):
     "The tables of an autopsy under readable names, and the parts of them that single figures draw; with the code that makes each."
     import pandas as pd
@@ -101,7 +100,8 @@ def _views(found, names):
     calls = {kind: f'found.tables["{kind}"]' for kind in tables}
     def part(name, of, rows, code):
         if of in tables and len(rows(tables[of])): tables[name], calls[name] = rows(tables[of]).reset_index(drop=True), code
-    for kind in {"decomposition", "heads", "probes"} & set(tables): tables[kind] = _last(tables[kind])[lambda f: f.cls.eq("all")]
+    for kind in {"decomposition", "heads", "probes", "circuits"} & set(tables): tables[kind] = of_servers(tables[kind])
+    for kind in {"decomposition", "heads", "probes"} & set(tables): tables[kind] = tables[kind][tables[kind].cls.eq("all")]
     if {"heads", "probes"} <= set(tables):
         heads, probes = tables["heads"], tables["probes"]
         tables["ladder"] = pd.concat([heads, probes[~probes.metric.isin(heads.metric)]], ignore_index=True)
@@ -167,7 +167,7 @@ _LIMITS = [
     "A probe is linear and has a small budget of labels: it is a lower bound on what the features hold.",
     "The labels that repair a head come from all classes. A server in the field may have none."]
 
-# %% ../nbs/58_autopsy_report.ipynb #ca024bb0
+# %% ../nbs/58_autopsy_report.ipynb #2ed451c4
 def autopsy_report(
     found,          # an Autopsy: tables, verdict, pairs, settings, thumbnails
     path:str|Path,  # the file; its folder must exist
@@ -179,6 +179,7 @@ def autopsy_report(
     names = run_labels(settings)
     runs = [f'Run.open("runs/{run}")' if run in settings else run for run in found.pairs[0] if run]
     given = {k: v for k, v in found.settings.items() if k in ("rounds", "budget", "draws", "sizes", "dictionary", "circuits", "seed") and v not in (None, {}, [None])}
+    if found.settings.get("deep"): given["deep"] = True
     again = f"found = autopsy({', '.join(runs)}, {', '.join(f'{k}={v!r}' for k, v in given.items())})\nfound.report({str(Path(path).name)!r})"
     what = [Grid(pd.DataFrame({names[run]: {"run": run, **c} for run, c in settings.items()}).astype(str).reset_index(names=""), "The settings of each run.")] if settings else []
     return write_report(path, "Erased, or misrouted?", found.verdict, [

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['KEPT', 'READ', 'word', 'pooled', 'evidence']
 
-# %% ../nbs/27_evidence.ipynb #f7244eda
+# %% ../nbs/27_evidence.ipynb #a76e6e31
 import json
 import numpy as np
 from .core import rng_for
 from .stats import interval
-from .table import table
+from .table import of_servers, table
 
 # %% ../nbs/27_evidence.ipynb #739482d4
 def word(lo, hi, above="preserved", below="erased"):
@@ -29,7 +29,7 @@ def pooled(
         return rows.iloc[0].to_dict() | dict(value=v, lo=v - half, hi=v + half, runs=n)
     return table(one(rows) for _, rows in frame.groupby(["cls", "metric"], sort=False))
 
-# %% ../nbs/27_evidence.ipynb #4bcb9c66
+# %% ../nbs/27_evidence.ipynb #74ad2d23
 def _row(diagnostic, asks, figure, words, note):
     "A row of the evidence."
     return dict(metric=diagnostic, asks=asks, verdict=word(figure["lo"], figure["hi"], *words), note=note, **figure)
@@ -37,14 +37,14 @@ def _row(diagnostic, asks, figure, words, note):
 KEPT, READ = ("preserved", "erased"), ("misrouted", "in the backbone")
 
 def _from_probe(tables):
-    rows = tables["decomposition"]
-    rows = pooled(rows[(rows.cls == "all") & (rows["round"] == rows["round"].max() if "round" in rows else True)]).set_index("metric")
+    rows = of_servers(tables["decomposition"])
+    rows = pooled(rows[rows.cls == "all"]).set_index("metric")
     pick = lambda name: {c: rows.loc[name, c] for c in ("value", "lo", "hi", "n")}
     yield _row("probe", "is it there?", pick("preservation"), KEPT, "what training added to a probe's accuracy, as a share of the reference's")
     lost = pick("read-out share") if rows.loc["loss", "lo"] > 0 else dict(value=np.nan, lo=np.nan, hi=np.nan, n=rows.loc["loss", "n"])
     yield _row("head", "is it misread?", lost, READ, "share of the lost accuracy that sits in the read-out")
 
-# %% ../nbs/27_evidence.ipynb #b45fda0f
+# %% ../nbs/27_evidence.ipynb #1d0a207b
 def _areas(frame, run, of):
     "AUROC of each class at the middle budget."
     rows = frame[(frame.run == run) & (frame.metric == "AUROC") & (frame.of == of)]
@@ -53,7 +53,7 @@ def _areas(frame, run, of):
 
 def _from_circuits(tables, pairs, seed=0):
     "Interval over redrawn classes."
-    frame, found = tables["circuits"], []
+    frame, found = of_servers(tables["circuits"]), []
     for run, reference in pairs:
         areas = [_areas(frame, name, of) for name, of in ((run, "circuit"), (reference, "circuit"), (reference, "untrained"))]
         at = np.vstack([np.arange(n := len(areas[0])), rng_for(seed, "classes").integers(0, n, (2000, n))])

@@ -36,7 +36,7 @@ def whole(runs, data): return autopsy(runs["dirichlet:0.1", 0], runs["iid", 0], 
 
 
 def test_every_diagnostic_leaves_tables_and_a_row_of_evidence(whole, runs):
-    assert set(whole.tables) == {"metrics", "counts", "probes", "decomposition", "heads", "circuits", "channels", "edges", "overlap", "shared circuits",
+    assert set(whole.tables) == {"metrics", "counts", "probes", "decomposition", "heads", "circuits", "channels", "edges", "answers", "overlap", "shared circuits",
                                  "dictionary", "stitching", "concepts", "map", "gallery", "patching", "similarity", "evidence"}
     assert list(whole.tables["evidence"].metric) == ["probe", "head", "circuits", "dictionary", "run → reference", "reference → run"]
     assert set(whole.tables["probes"]["round"]) == {0, 1, 2} and set(whole.tables["circuits"]["round"]) == {2}
@@ -44,6 +44,61 @@ def test_every_diagnostic_leaves_tables_and_a_row_of_evidence(whole, runs):
     assert set(whole.tables["gallery"].run) == {"run", "reference"} and len(whole.thumbnails) > whole.tables["gallery"].image.max()
     assert {"untrained", "shuffled", "random", "empty", "full model"} <= set(whole.tables["circuits"].of)
     assert {"copy", "untrained", "shuffled", "re-paired", "noise"} <= set(whole.tables["dictionary"].of)
+
+
+@pytest.fixture(scope="module")
+def deep(whole, runs, data):
+    "The same with every client, in every round; the parts that are not asked of clients are kept already."
+    return autopsy(runs["dirichlet:0.1", 0], runs["iid", 0], data, rounds="all", seeds=False, deep=True, **QUICK)
+
+
+def test_single_answers_belong_to_the_thumbnails_and_add_up_to_the_trial(whole, runs, data):
+    said, trial = whole.tables["answers"], whole.tables["circuits"]
+    assert set(said.budget) == {"", "0.25", "0.5"} and set(said.run) == {runs[how, 0].id for how in ("dirichlet:0.1", "iid")} and set(said.client) == {"server"}
+    from fedinterp.rows import drawn
+    shown = drawn(len(data.y_test), 1000)
+    assert (said.truth.to_numpy() == np.array(data.classes)[data.y_test[shown[said.image]].numpy()]).all()
+    assert (whole.thumbnails == data.images(data.x_test[shown])).all()
+    key = ["run", "cls", "budget"]
+    for metric, own in (("TPR, calibrated", True), ("FPR, calibrated", False)):  # all 100 test images are shown here, and all of them answered
+        rates = trial[(trial.of == "circuit") & (trial.metric == metric)].set_index(key).value
+        part = said[(said.of == "circuit") & ((said.truth == said.cls) == own)].assign(yes=lambda f: f.value > 0).groupby(key).yes.mean()
+        assert np.allclose(part[rates.index], rates)
+
+
+def test_the_question_about_pixels_is_about_the_picture_that_the_thumbnails_show(whole, runs, data, monkeypatch):
+    from fedinterp import answers
+    seen, work = [], answers.image_maps
+    monkeypatch.setattr(answers, "image_maps", lambda net, x, *a, **k: seen.append(x) or work(net, x, *a, **k))
+    for image in (0, 41, 99): answers.ask_attribution(runs["iid", 0], image, data.classes[0], data=data)
+    assert all((data.images(x)[0] == whole.thumbnails[image]).all() for x, image in zip(seen[::2], (0, 41, 99)))
+
+
+def test_deep_asks_every_client_and_every_round_and_changes_no_verdict(whole, deep, runs):
+    run, tables = runs["dirichlet:0.1", 0], deep.tables
+    assert set(tables) == set(whole.tables) and deep.verdict == whole.verdict and tables["evidence"].equals(whole.tables["evidence"])
+    who = lambda name: set(map(tuple, tables[name][tables[name].run == run.id][["round", "client"]].values))
+    everyone = {"server", *map(str, run.clients(2))}
+    assert who("circuits") == who("channels") == who("edges") == {(0, "server")} | {(r, k) for r in (1, 2) for k in everyone}
+    assert who("heads") == who("answers") == {(2, k) for k in everyone} and who("probes") == {(r, "server") for r in (0, 1, 2)} | {(2, k) for k in everyone}
+    others = tables["circuits"][(tables["circuits"].client != "server") | (tables["circuits"]["round"] < 2)]
+    assert set(others.budget) == {"0.5"} and {"circuit", "random", "full model"} <= set(others.of) and not {"untrained", "shuffled"} & set(others.of)
+    assert set(tables["answers"][tables["answers"].client != "server"].budget) == {"", "0.5"}
+    last = tables["circuits"][(tables["circuits"].client == "server") & (tables["circuits"]["round"] == 2)].reset_index(drop=True)
+    assert last.equals(whole.tables["circuits"])
+
+
+def test_the_report_and_the_first_table_of_a_deep_autopsy_speak_of_the_last_servers(whole, deep, tmp_path):
+    from fedinterp.autopsy_report import headline
+    assert headline(deep).equals(headline(whole))
+    drawn = [(a.report(tmp_path/f"{name}.html").read_text(encoding="utf-8").split(">What was run</h2>")[0]) for name, a in (("whole", whole), ("deep", deep))]
+    assert drawn[0] == drawn[1] and "deep=True" in (tmp_path/"deep.html").read_text(encoding="utf-8")
+
+
+def test_deep_needs_a_run_and_is_another_autopsy(whole, deep, runs, data):
+    with pytest.raises(InputError, match="deep looks into the clients of a run"): autopsy(runs["iid", 0].model(), data=data, deep=True, progress=False)
+    kept = [Autopsy.load(p.parent) for p in (runs["dirichlet:0.1", 0].path/"autopsies").glob("*/autopsy.json")]
+    assert [a.settings["deep"] for a in sorted(kept, key=lambda a: a.settings["deep"]) if a.settings["rounds"] == [0, 1, 2]] == [False, True]
 
 
 def test_a_second_call_reads_and_computes_nothing(whole, runs, data, monkeypatch):
