@@ -15,8 +15,8 @@ class build_with_data(build_py):
     def run(self):
         super().run()
         if self.editable_mode: return
-        for folder, pattern in (("data", "*.npz"), ("data", "LICENSE*"), ("nbs", "*.ipynb"), ("nbs", "tutorials/*.ipynb"), ("nbs", "tutorials/results/*.csv"), ("nbs", "images/*.png")):
-            for source in sorted((HERE / folder).glob(pattern)):
+        for folder, pattern in (("data", "*.npz"), ("data", "LICENSE*"), ("data", "example/**/*"), ("nbs", "*.ipynb"), ("nbs", "tutorials/*.ipynb"), ("nbs", "tutorials/results/*.csv"), ("nbs", "images/*.png")):
+            for source in sorted(p for p in (HERE / folder).glob(pattern) if p.is_file()):
                 target = pathlib.Path(self.build_lib) / "fedinterp" / f"_{folder}" / source.relative_to(HERE / folder)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
