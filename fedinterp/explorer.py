@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['METRICS', 'PANELS', 'STATIC', 'State', 'choices', 'first_state', 'found_in', 'Explorer', 'still']
 
-# %% ../nbs/59_explorer.ipynb #1946e796
+# %% ../nbs/59_explorer.ipynb #ac8bc7d1
 import base64, hashlib, html, json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -15,18 +15,18 @@ import anywidget, traitlets
 import fedinterp
 from fastcore.basics import patch
 from .autopsy_report import run_labels
-from .core import InputError, StorageError, choose
+from .core import InputError, StorageError, choose, lookup
 from .report import report_path
-from .trace import Trace, newest, read_found, trace_of
+from .trace import Trace, newest, read_found, together, trace_of
 
-# %% ../nbs/59_explorer.ipynb #2868b5a1
+# %% ../nbs/59_explorer.ipynb #3f852b97
 @dataclass(frozen=True)
 class State:
     "What an explorer shows."
     client: str = "server" # a model: "server", "reference", "client 3"
     cls: str = ""          # the class
     round: int = 0
-    compare: str = ""      # a second model beside it
+    compare: str = ""      # a second model beside it; of another round: "server @ 3"
     ablation: str = ""     # of the circuits
     size: str = ""         # of the circuits, as they were asked for
     metric: str = "AUROC"  # of the matrix: "AUROC", "J, calibrated" or "accuracy"
@@ -35,14 +35,15 @@ class State:
     channel: str = ""      # in focus: "conv2:10"
 
 METRICS = ("AUROC", "J, calibrated", "accuracy")
-PANELS = ("matrix", "verdict", "circuit", "sizes", "head", "rounds", "concepts")
+PANELS = ("matrix", "verdict", "circuit", "sizes", "head", "rounds", "images", "concepts")
 
-# %% ../nbs/59_explorer.ipynb #d79973f1
+# %% ../nbs/59_explorer.ipynb #84d528e7
 def choices(trace:Trace) -> dict: # field -> what it may be
     "What the state of a trace's view may hold."
     meta = trace.meta
     names = [s["name"] for s in meta["subjects"]]
-    return dict(client=names, cls=meta["classes"], round=meta["rounds"], compare=["", *names], ablation=["", *meta["ablations"]],
+    pinned = [f"{n} @ {r}" for n in names for r in meta["rounds"]]
+    return dict(client=names, cls=meta["classes"], round=meta["rounds"], compare=["", *names, *pinned], ablation=["", *meta["ablations"]],
                 size=meta["sizes"] or [""], metric=list(METRICS))
 
 def first_state(trace:Trace) -> State:
@@ -52,7 +53,7 @@ def first_state(trace:Trace) -> State:
                  size=may["size"][len(may["size"]) // 2], ablation=may["ablation"][:2][-1],
                  metric="AUROC" if "circuits" in trace.tables else "accuracy")
 
-# %% ../nbs/59_explorer.ipynb #23192934
+# %% ../nbs/59_explorer.ipynb #95263c8a
 def _bare(run, reference):
     "What a run knows without an autopsy."
     import pandas as pd
@@ -67,7 +68,7 @@ def found_in(
     "What is looked at."
     other = getattr(reference, "id", reference)
     if isinstance(run, (str, Path)): found, folder = read_found(run), Path(run).parent.parent.parent
-    elif hasattr(run, "tables"): found, folder = run, "runs"
+    elif hasattr(run, "tables"): found, folder = run, Path("runs")
     elif hasattr(run, "path") and hasattr(run, "metrics"):
         kept, folder = newest(run.path, other), run.path.parent
         return (read_found(kept) if kept else _bare(run, reference)), folder
@@ -75,12 +76,13 @@ def found_in(
     if other is not None and found.pairs[0][1] != other: raise InputError(f"this autopsy compares with {found.pairs[0][1]}, not with {other}: leave reference out, or give the run")
     return found, folder
 
-# %% ../nbs/59_explorer.ipynb #758ee006
+# %% ../nbs/59_explorer.ipynb #e5763e01
 def _called(given) -> str: # code
     "How a run, an autopsy or a folder is written down; an autopsy in memory has the name that it has in these notebooks."
+    if isinstance(given, (list, tuple)): return f"[{', '.join(map(_called, given))}]"
     return repr(str(given)) if isinstance(given, (str, Path)) else f"Run.open({str(given.path)!r})" if hasattr(given, "path") else "found"
 
-# %% ../nbs/59_explorer.ipynb #afcb181a
+# %% ../nbs/59_explorer.ipynb #bfc27431
 STATIC = Path(fedinterp.__file__).parent/"static"
 
 class Explorer(anywidget.AnyWidget):
@@ -92,17 +94,35 @@ class Explorer(anywidget.AnyWidget):
     projector, panel = traitlets.Bool().tag(sync=True), traitlets.Enum(PANELS, "matrix").tag(sync=True)
 
     def __init__(self,
-        run,               # a Run, an Autopsy, or the folder of a kept one
+        run,               # a Run, an Autopsy, or the folder of a kept one; a list of them lays them together
         reference=None,    # the Run, or its id, that it was compared with; None: any
         state:State|None=None, # what to show first
     ):
-        found, folder = found_in(run, reference)
-        self.recorded = trace_of(found, run_labels(found.settings.get("configs", {})), folder)
+        several = list(run) if isinstance(run, (list, tuple)) else [run]
+        if not several: raise InputError("an empty list shows nothing: give Explorer at least one run or autopsy")
+        parts = [found_in(r, reference) for r in several]
+        found, folder = (parts[0] if len(parts) == 1 else (together([f for f, _ in parts]), parts[0][1]))
+        self.homes = {r: home for f, home in reversed(parts) for pair in f.pairs for r in pair if r}
         self.given = ", reference=".join(_called(x) for x in (run, reference) if x is not None)
+        self.recorded = trace_of(found, run_labels(found.settings.get("configs", {})), folder)
+        self.recorded.meta["given"] = self.given
         super().__init__(trace=self.recorded.pack(), **asdict(self._checked(state or first_state(self.recorded))))
-        self.on_msg(lambda widget, content, buffers: widget.send(dict(alive="yes")))
+        self.on_msg(lambda widget, content, buffers: widget.send(self._reply(content)))
 
     def __repr__(self): return f"Explorer({self.given}, state={self.state!r})"
+
+# %% ../nbs/59_explorer.ipynb #b745f255
+@patch
+def _reply(self:Explorer, content) -> dict:
+    "The answer to a message of the view: that a kernel is there, or what it asked for."
+    question = content.get("ask") if isinstance(content, dict) else None
+    if not isinstance(question, dict): return dict(alive="yes")
+    home = self.homes.get(question.get("run"))
+    if home is None or not (Path(home)/question["run"]).is_dir(): answer = dict(error="The run's folder is not at hand, so nothing can be computed: open the explorer on the run.")
+    else:
+        try: answer = lookup("ask", "view")(question, home)
+        except Exception as e: answer = dict(error=f"{type(e).__name__}: {e}")
+    return dict(answer=answer, number=content.get("number"))
 
 # %% ../nbs/59_explorer.ipynb #f92f6274
 @patch
@@ -133,6 +153,25 @@ def state(self:Explorer, state):
     with self.hold_sync():
         for name, value in asdict(self._checked(state)).items(): setattr(self, name, value)
 
+# %% ../nbs/59_explorer.ipynb #5a6b4df5
+@patch
+def code(self:Explorer,
+    panel:str, # one of `PANELS`
+) -> str: # Python, with `found` for the autopsy
+    "The call that draws a panel, as it stands, with the figures of `charts`, `model_charts`, `panel_charts` and `circuit_charts`."
+    from fedinterp.panel_charts import figure_call
+    choose("panel", panel, PANELS)
+    return figure_call(panel, self.state, {s["name"]: (s["run"], s["client"]) for s in self.recorded.meta["subjects"]})
+
+@patch
+def figure(self:Explorer, panel:str):
+    "A panel, as it stands, as an Altair chart."
+    from fedinterp import charts, circuit_charts, model_charts, panel_charts
+    found = SimpleNamespace(tables=self.recorded.tables, thumbnails=self.recorded.pictures)
+    known = {name: v for room in (charts, model_charts, circuit_charts, panel_charts) for name, v in vars(room).items() if name[0] != "_"}
+    try: return eval(self.code(panel), known | dict(found=found))
+    except KeyError as e: raise InputError(f"this autopsy has no table {e}, which {panel} draws; {self.recorded.meta['calls'].get(e.args[0], 'autopsy(...)')} makes it") from None
+
 # %% ../nbs/59_explorer.ipynb #f48fa486
 def still(
     trace:Trace, state:State,
@@ -152,12 +191,20 @@ def still(
         lines.append(f"<table><caption>{caption}</caption>{head}{''.join(body)}</table>")
     return "".join(lines)
 
-# %% ../nbs/59_explorer.ipynb #7eeda0e4
+# %% ../nbs/59_explorer.ipynb #5ded6477
 @patch
 def _repr_mimebundle_(self:Explorer, **kwargs):
     "The widget; where there are none, the table."
     data, about = self._orig__repr_mimebundle_(**kwargs)
     return data | {"text/html": still(self.recorded, self.state), "text/plain": repr(self)}, about
+
+@patch
+def _ipython_display_(self:Explorer):
+    "The widget, and in an output of its own what is left where it cannot be drawn."
+    from IPython.display import HTML, display
+    data, about = self._repr_mimebundle_()
+    display({k: v for k, v in data.items() if k != "text/html"}, metadata=about, raw=True)
+    display(HTML(f'<div class="fi-still">{data["text/html"]}</div>'))
 
 # %% ../nbs/59_explorer.ipynb #09a19386
 _PAGE = Template("""<!DOCTYPE html>

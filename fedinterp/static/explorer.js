@@ -57,6 +57,12 @@ class Table {
     if (!keys.length) return [...Array(this.rows).keys()]
     return this.index(keys).get(keys.map(k => String(where[k]) + "\u0000").join("")) || []
   }
+  known(column, where) { // the numbers in a column of some rows, in order, found once
+    const name = column + JSON.stringify(where)
+    this.found ||= new Map()
+    if (!this.found.has(name)) this.found.set(name, [...new Set(this.select(where).map(i => this.at(i, column)))].sort((a, b) => a - b))
+    return this.found.get(name)
+  }
 }
 
 // ---------------------------------------------------------------- elements
@@ -76,6 +82,7 @@ function fill(node, attributes, children) {
 const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children)
 const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children)
 
+const spell = name => name.replace(PIN, ", round $1")
 const percent = v => Number.isFinite(v) ? `${Math.round(v * 100)} %` : "–"
 const two = v => Number.isFinite(v) ? (v < 0 ? "−" : "") + Math.abs(v).toFixed(2) : "–"
 const many = (format => n => format.format(n))(new Intl.NumberFormat("en"))
@@ -108,9 +115,12 @@ function short(text, room, size) { // the text, cut where it does not fit
 
 const PANELS = [ // in the order of the keys 1, 2, 3 ... that jump to them
   ["matrix", "Which class, in which model?"], ["verdict", "Does the class have a circuit?"], ["circuit", "The circuit"], ["sizes", "How large must it be?"],
-  ["head", "What does refitting the head repair?"], ["rounds", "Over the rounds"], ["concepts", "Concepts"]]
-const NEEDS = {matrix: null, rounds: "metrics", verdict: "circuits", circuit: "channels", sizes: "circuits", concepts: "concepts", head: "heads"}
+  ["head", "What does refitting the head repair?"], ["rounds", "Over the rounds"],
+  ["images", "Which images?"], ["concepts", "Concepts"]]
+const NEEDS = {matrix: null, rounds: "metrics", verdict: "circuits", circuit: "channels", sizes: "circuits", images: "answers", concepts: "concepts", head: "heads"}
 const STATE = ["client", "cls", "round", "compare", "ablation", "size", "metric", "concept", "image", "channel"]
+const PIN = / @ (\d+)$/ // what stands behind a model that is pinned at a round
+const REFITS = ["bias only", "scale + bias", "head", "head, by steps"], LABELS = [10, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000], MAPS = {integrated_gradients: "integrated gradients", saliency: "gradient"}
 const LONG = 20 // more classes than these scroll, or the strongest are drawn
 const METRICS = {"AUROC": "AUROC of the circuit", "J, calibrated": "J (calibrated)", "accuracy": "accuracy"}
 const WORDS = {
@@ -124,7 +134,7 @@ let views = 0 // so that two views on a page do not share the names of their pat
 
 class View {
   constructor(model, el) {
-    Object.assign(this, {model, el, used: {}, said: "", playing: null, open: new Set(), brushed: null, off: [], id: `fi-hatch-${++views}`})
+    Object.assign(this, {model, el, used: {}, said: "", playing: null, open: new Set(), whole: new Set(), stale: new Set(), replies: new Map(), asked: 0, brushed: null, off: [], id: `fi-hatch-${++views}`})
     this.build()
     this.ready = readTrace(model.get("trace")).then(trace => { this.trace = trace; this.begin() })
     this.ready.catch(error => { this.live.textContent = `This trace cannot be read: ${error.message}`; throw error })
@@ -153,10 +163,12 @@ class View {
       const tools = h("span", {class: "fi-tools"},
         h("button", {type: "button", "data-do": "table", "aria-expanded": "false", text: "table", title: "Show as table", onclick: () => this.toggle(name)}),
         h("button", {type: "button", "data-do": "csv", text: "CSV", title: "Save exactly the rows that are drawn", onclick: () => this.save(name)}),
-        h("button", {type: "button", "data-do": "picture", text: "picture", title: "Save the drawing: SVG, or PNG of wiring and map", onclick: () => this.picture(name)}))
+        h("button", {type: "button", "data-do": "picture", text: "picture", title: "Save the drawing: SVG, or PNG of wiring and map", onclick: () => this.picture(name)}),
+        h("button", {type: "button", "data-do": "code", "aria-expanded": "false", text: "code", title: "The call that makes this figure", onclick: () => this.toggleCode(name)}))
+      const code = h("pre", {class: "fi-code", hidden: true}), extra = h("div", {class: "fi-extra", hidden: true})
       const node = h("section", {class: "fi-panel", "data-panel": name, tabindex: "0", "aria-label": `${i + 1}: ${title}`},
-        h("header", {}, h("h3", {}, h("b", {text: i + 1}), " ", title), tools), body, rows, caption)
-      this.panels[name] = {node, body, caption, rows}
+        h("header", {}, h("h3", {}, h("b", {text: i + 1}), " ", title), tools), extra, body, code, rows, caption)
+      this.panels[name] = {node, body, caption, rows, extra, code}
       this.grid.append(node)
     }
     this.root = h("div", {class: "fi", "data-lm-suppress-shortcuts": "true"}, this.controls, this.says, this.grid, this.live, this.tip)
@@ -170,10 +182,11 @@ class View {
     const m = this.trace.meta
     this.subject = Object.fromEntries(m.subjects.map(x => [x.name, x]))
     this.buildControls()
+    this.buildLive()
     for (const key of STATE) this.on(`change:${key}`, () => this.later())
     this.on("change:projector", () => this.shape())
     this.on("change:panel", () => this.shape())
-    this.on("msg:custom", message => { if (message && message.alive) { this.heard = Date.now(); this.badge() } })
+    this.on("msg:custom", message => { if (message?.alive || message?.answer) { this.heard = Date.now(); this.badge() } if (message?.answer) this.answered(message) })
     const watch = new MutationObserver(() => this.theme())
     watch.observe(document.body, {attributes: true})
     const system = matchMedia("(prefers-color-scheme: dark)"), change = () => this.theme()
@@ -188,7 +201,7 @@ class View {
     this.theme()
   }
   on(event, f) { this.model.on(event, f); this.off.push(() => this.model.off(event, f)) }
-  close() { this.play(false); this.off.forEach(f => f()); cancelAnimationFrame(this.frame); this.root.remove() }
+  close() { this.play(false); clearTimeout(this.pending?.timer); this.off.forEach(f => f()); cancelAnimationFrame(this.frame); this.root.remove() }
 
   theme() {
     const lab = document.body.dataset.jpThemeLight
@@ -207,6 +220,70 @@ class View {
     if (this.state) { this.state.textContent = word; this.state.dataset.word = word }
   }
 
+  // -------------------------------------------------------------- questions to the kernel
+
+  ask(panel, question) { // one at a time; the last one that was wanted is asked next
+    this.wanted = {panel, question, key: JSON.stringify(question)}
+    if (!this.pending) this.askNext()
+  }
+  askNext() {
+    const next = this.wanted
+    this.wanted = null
+    if (!next || this.replies.get(next.key)?.rows || this.replies.get(next.key)?.map) return this.redo(next?.panel)
+    const number = ++this.asked, timer = setTimeout(() => this.answered({number, answer: {error: "The kernel does not answer; what was recorded is shown."}}), 20000)
+    this.pending = {...next, number, timer}
+    try { this.model.send({ask: next.question, number}) } catch { this.answered({number, answer: {error: "There is no kernel; what was recorded is shown."}}) }
+    this.redo(next.panel)
+  }
+  answered({number, answer}) {
+    if (number !== this.pending?.number) return
+    const {panel, key, timer} = this.pending
+    clearTimeout(timer)
+    this.pending = null
+    if (this.replies.size > 200) this.replies.delete(this.replies.keys().next().value)
+    this.replies.delete(key)
+    this.replies.set(key, answer)
+    this.redo(panel)
+    if (this.wanted) this.askNext()
+  }
+  redo(panel) { if (panel) { this.stale.add(panel); this.later() } }
+
+  buildLive() { // controls that outlive a drawing, so that they can be dragged
+    const label = (text, node, ...more) => h("label", {}, h("span", {text}), node, ...more), heard = () => this.refit()
+    const range = (key, max, value, name) => h("input", {type: "range", "data-live": key, min: 0, max, step: 1, value, "aria-label": name, oninput: heard})
+    const how = h("select", {"data-live": "how", "aria-label": "refit", onchange: heard}, ["recorded", ...REFITS].map(v => h("option", {value: v, text: v === "recorded" ? "as recorded" : v})))
+    this.knobs = {how, labels: range("labels", LABELS.length - 1, 7, "labels"), draw: range("draw", 19, 0, "draw of the labels"), lr: range("lr", 20, 5, "learning rate")}
+    this.readings = Object.fromEntries(["labels", "draw", "lr", "took"].map(k => [k, h("output", {"data-reading": k})]))
+    const method = h("select", {"data-live": "method", "aria-label": "attribution"}, Object.entries(MAPS).map(([value, text]) => h("option", {value, text}))), r = this.readings
+    this.method = method
+    this.lit = h("button", {type: "button", "data-do": "attribute", text: "attribute", title: "Which pixels carry the class's margin?", onclick: () => this.attribute()})
+    const none = text => h("span", {class: "fi-soft", text}), {head, images} = this.panels
+    fill(head.extra, {}, this.model.send ? [label("refit", how), label("labels", this.knobs.labels, r.labels), label("draw", this.knobs.draw, r.draw), label("rate", this.knobs.lr, r.lr), r.took] : [none("Recorded: refitting with other labels needs a kernel.")])
+    fill(images.extra, {}, this.model.send ? [label("pixels of the chosen image", method), this.lit] : [none("Recorded: attributions are computed by a kernel.")])
+    this.readKnobs()
+  }
+  readKnobs() {
+    const {how, labels, draw, lr} = this.knobs, live = how.value !== "recorded", found = {how: how.value, labels: LABELS[labels.value], draw: Number(draw.value), lr: Number((10 ** (-4 + lr.value / 5)).toPrecision(2))}
+    labels.disabled = draw.disabled = !live
+    lr.disabled = how.value !== "head, by steps"
+    for (const k of ["labels", "draw"]) this.readings[k].textContent = live ? found[k] : "–"
+    this.readings.lr.textContent = lr.disabled ? "–" : found.lr
+    return found
+  }
+  refit() { // asks for a head; what it answers is drawn beside what was recorded
+    const {how, labels, draw, lr} = this.readKnobs(), who = this.of(this.at.client)
+    this.live_ = how === "recorded" ? null : {what: "head", run: who.run, client: who.client, round: this.at.round, seed: this.trace.meta.seed, how, labels, draw, ...(how === "head, by steps" ? {lr} : {})}
+    if (this.live_) this.ask("head", this.live_)
+    else this.redo("head")
+  }
+  attribute() {
+    const now = this.at, who = this.of(now.client)
+    if (now.image < 0) { this.says_("Choose an image first."); return }
+    this.lit_ = {what: "attribution", run: who.run, client: who.client, round: now.round, cls: now.cls, image: now.image, seed: this.trace.meta.seed, method: this.method.value}
+    this.ask("images", this.lit_)
+  }
+  says_(text) { this.live.textContent = text }
+
   // -------------------------------------------------------------- controls
 
   buildControls() {
@@ -224,7 +301,7 @@ class View {
     this.tabs = h("nav", {class: "fi-tabs", "aria-label": "Panels"}, PANELS.map(([name, title], i) =>
       h("button", {type: "button", "data-tab": name, title: `${title} (key ${i + 1})`, "aria-label": title, text: i + 1, onclick: () => this.set({panel: name})})))
     fill(this.controls, {}, [
-      pick("model", "client", names), pick("class", "cls", m.classes), pick("beside", "compare", ["", ...names], said),
+      pick("model", "client", names), pick("class", "cls", m.classes), h("span", {class: "fi-pin"}, pick("beside", "compare", ["", ...names], said), h("button", {type: "button", "data-do": "pin", text: "pin", title: "Keep what is shown now, to stand beside what is chosen next (key p)", onclick: () => this.pin()})),
       m.rounds.length > 1 && h("label", {class: "fi-round"}, h("span", {text: "round"}), h("span", {class: "fi-slide"}, this.playButton, slider, this.roundSays)),
       m.sizes.length > 1 && pick("circuit size", "size", m.sizes, v => Number(v) <= 1 ? percent(Number(v)) : v),
       m.ablations.length > 1 && pick("ablation", "ablation", m.ablations),
@@ -233,6 +310,7 @@ class View {
         onclick: () => this.set({projector: !this.get("projector")})}), this.state)])
     this.says.textContent = m.verdict
   }
+  pin() { this.set({compare: this.trace.meta.rounds.length > 1 ? `${this.get("client")} @ ${this.get("round")}` : this.get("client")}) }
   play(on) {
     clearInterval(this.playing)
     this.playing = null
@@ -273,7 +351,7 @@ class View {
     const m = this.trace.meta, by = {ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1}[e.key], along = e.key === "ArrowLeft" || e.key === "ArrowRight"
     if (e.key === "[" || e.key === "]") this.step(e.key === "[" ? -1 : 1)
     else if (number >= 0 && number < PANELS.length && !e.target.matches("select")) this.focus(PANELS[number][0])
-    else if (e.key === "p" && !own) this.set({compare: this.get("client")})
+    else if (e.key === "p" && !own) this.pin()
     else if (e.key === "Escape") { this.play(false); this.brushed = null; this.drawn = null; this.set({channel: "", image: -1}); this.panels[name]?.node.focus() }
     else if (own || !name) return
     else if (e.key === "Enter") { if (name === "circuit") this.pinFirst(); else if (name === "matrix") this.focus("verdict"); else return }
@@ -307,23 +385,29 @@ class View {
   draw() {
     if (!this.trace || !this.root.isConnected || !this.c) return
     const now = Object.fromEntries(STATE.map(k => [k, this.get(k)])), size = parseFloat(getComputedStyle(this.root).fontSize)
+    const beside = this.controls.querySelector("[data-key=compare]"), extra = beside.querySelector("[data-pinned]")
+    if (PIN.test(now.compare) && extra?.value !== now.compare) { extra?.remove(); beside.append(h("option", {value: now.compare, text: now.compare.replace(" @ ", ", round "), "data-pinned": true})) }
     for (const node of this.controls.querySelectorAll("[data-key]")) if (node.value !== String(now[node.dataset.key])) node.value = now[node.dataset.key]
     if (this.roundSays) this.roundSays.textContent = now.round
     this.at = now
     const depends = {matrix: ["client", "cls", "round", "ablation", "size", "metric"], rounds: ["client", "cls", "round", "compare"], verdict: STATE.slice(0, 6),
-      circuit: [...STATE.slice(0, 6), "channel"], sizes: STATE.slice(0, 6), concepts: ["client", "cls", "concept", "image", "compare"], head: ["client", "cls", "round", "compare"]}
-    const due = PANELS.map(([name]) => name).filter(name => !this.panels[name].node.hidden && !(this.drawn && depends[name].every(k => this.drawn[k] === now[k])))
+      circuit: [...STATE.slice(0, 6), "channel"], sizes: STATE.slice(0, 6), images: ["client", "cls", "round", "compare", "ablation", "size", "image"], concepts: ["client", "cls", "concept", "image", "compare"], head: ["client", "cls", "round", "compare"]}
+    if (this.live_ && this.drawn && ["client", "round"].some(k => this.drawn[k] !== now[k])) this.refit() // a live head follows
+    const due = PANELS.map(([name]) => name).filter(name => !this.panels[name].node.hidden && !(this.drawn && !this.stale.has(name) && depends[name].every(k => this.drawn[k] === now[k])))
+    this.stale.clear()
     const rooms = due.map(name => this.panels[name].body.clientWidth || 400) // all are read before any is changed: one layout, not seven
     for (const [i, name] of due.entries()) {
       this.used[name] = []
       const p = this.panels[name], room = rooms[i], need = NEEDS[name]
       const found = need && !this.trace.tables[need] ? this.missing(need) : this[name](room, size)
+      p.extra.hidden = !p.extra.childNodes.length || (need && !this.trace.tables[need])
       if (found.nodes) p.body.replaceChildren(...[found.nodes].flat())
       const on = this.trace.meta.classes.length > LONG && p.body.querySelector(".fi-scroll .fi-rowon"), box = on && on.closest(".fi-scroll")
       if (box) box.scrollTop = on.getAttribute("y") - box.clientHeight / 2
       p.caption.replaceChildren(...[found.caption].flat().filter(Boolean))
       if (this.open.has(name)) this.fillRows(name)
     }
+    for (const [name, p] of Object.entries(this.panels)) if (!p.code.hidden) p.code.textContent = this.code(name)
     this.drawn = now
     this.say()
     this.model.drawn?.(now)
@@ -340,23 +424,30 @@ class View {
     if (text !== this.said) this.live.textContent = this.said = text
   }
 
+  of(name) { return this.subject[name.replace(PIN, "")] || {} } // a model's run and client
   // rows of one model; a table without rounds or clients speaks of the last server
   where(table, name, more = {}) {
-    const who = this.subject[name] || {}, rows = {run: who.run, client: who.client, ...more}
+    const who = this.of(name), rows = {run: who.run, client: who.client, ...more}
     if (!table.has("client") && who.client !== "server") return null
     return rows
   }
-  roundOf(table) { return table.has("round") ? nearest(table.values("round"), this.at.round) : null }
+  roundOf(table, name = this.at.client) { // the examined round of a model that is nearest to the chosen one, or to the one that it is pinned at
+    if (!table.has("round")) return null
+    const who = this.of(name), pinned = PIN.exec(name), asked = pinned ? Number(pinned[1]) : this.at.round
+    const known = table.known("round", Object.fromEntries(["run", "client"].filter(c => table.has(c) && who[c] != null).map(c => [c, who[c]])))
+    return known.length ? nearest(known, asked) : asked
+  }
   note(table) { // says so, where what is shown is of another round than the chosen one
     const r = table.has("round") ? this.roundOf(table) : null
     return r != null && r !== this.at.round ? h("span", {class: "fi-note", text: ` Of round ${r}, the nearest examined.`}) : null
   }
   trial(metric, of, name, more = {}) {
-    const t = this.trace.tables.circuits, w = t && this.where(t, name, {round: this.roundOf(t), cls: this.at.cls, budget: this.at.size, ablation: this.at.ablation || null, metric, of, ...more})
+    const t = this.trace.tables.circuits, w = t && this.where(t, name, {round: this.roundOf(t, name), cls: this.at.cls, budget: this.at.size, ablation: this.at.ablation || null, metric, of, ...more})
     return w ? t.select(w)[0] : undefined
   }
   interval(t, i, form = two) { return i == null ? "–" : `${form(t.at(i, "value"))} [${form(t.at(i, "lo"))}, ${form(t.at(i, "hi"))}]` }
-  label(name) { const x = this.subject[name]; return x ? (x.label && x.client === "server" ? `${name} (${x.label})` : name) : "" }
+  // "server (Dirichlet 0.1)"
+  label(name) { const x = this.of(name); return x.run ? (x.label && x.client === "server" ? `${name} (${x.label})` : name) : "" }
   shown() { return [this.at.client, this.at.compare].filter((n, i, all) => n && all.indexOf(n) === i) }
   colour(name) { return name === this.at.client ? this.c.blue : this.c.orange }
 
@@ -387,7 +478,7 @@ class View {
       const y = top + row * i, who = this.subject[name]
       cells.push(s("text", {x: left - u * .6, y: y + row / 2, "text-anchor": "end", "dominant-baseline": "central", class: name === now.client ? "fi-on" : "", "data-tip": `${name}: ${who.label}`, text: short(name, left - u, u)}))
       meta.classes.forEach((c, j) => {
-        const x = left + cell * j, at = t && this.where(t, name, {round: this.roundOf(t), cls: c, metric: now.metric, ...(accuracy ? {} : {budget: now.size, ablation: now.ablation || null, of: "circuit"})})
+        const x = left + cell * j, at = t && this.where(t, name, {round: this.roundOf(t, name), cls: c, metric: now.metric, ...(accuracy ? {} : {budget: now.size, ablation: now.ablation || null, of: "circuit"})})
         const k = at ? t.select(at)[0] : undefined, v = k == null ? NaN : t.at(k, "value"), empty = !Number.isFinite(v)
         const rival = accuracy || k == null ? undefined : t.select({...at, of: "random"})[0], weak = rival != null && !(t.at(k, "lo") > t.at(rival, "hi"))
         if (k != null) drawn.push(k)
@@ -399,9 +490,9 @@ class View {
         const scaled = accuracy ? v : now.metric === "AUROC" ? (v - .5) * 2 : v, chosen = name === now.client && c === now.cls
         cells.push(s("g", {class: "fi-cell", "data-client": name, "data-cls": c, "data-tip": tip, onclick: () => this.set({client: name, cls: c})},
           s("rect", {x: x + 1, y: y + 1, width: cell - 2, height: row - 2, rx: 2, fill: empty ? `url(#${this.id})` : viridis(scaled)}),
-          !empty && cell > u * 2.3 && s("text", {x: x + cell / 2, y: y + row / 2, "text-anchor": "middle", "dominant-baseline": "central", class: "fi-small", style: `fill:${inkOn(scaled)}`, text: accuracy ? Math.round(v * 100) : two(v)}),
+          !empty && cell > u * 2.3 && s("text", {x: x + cell * (images > 0 ? .38 : .5), y: y + row / 2, "text-anchor": "middle", "dominant-baseline": "central", class: "fi-small", style: `fill:${inkOn(scaled)}`, text: accuracy ? Math.round(v * 100) : two(v)}),
           !empty && weak && s("circle", {cx: x + cell - u * .45, cy: y + u * .45, r: u * .22, fill: "none", stroke: inkOn(scaled), "stroke-width": 1.5}),
-          images > 0 && s("circle", {cx: x + cell / 2, cy: y + row / 2, r: Math.max(Math.sqrt(images / most) * Math.min(row, cell) * .42, 1), fill: this.c.soft})))
+          images > 0 && s("circle", {cx: x + (empty ? cell / 2 : cell - Math.min(row, cell) * .3), cy: y + row * (empty ? .5 : .6), r: Math.max(Math.sqrt(images / most) * Math.min(row, cell) * (empty ? .42 : .22), 1), fill: empty ? this.c.soft : inkOn(scaled), opacity: empty ? 1 : .75})))
         if (chosen) cells.push(s("rect", {x: x, y: y, width: cell, height: row, rx: 3, class: "fi-chosen"}))
       })
     })
@@ -420,7 +511,7 @@ class View {
 
   // ---- a plot with axes, for B and E
 
-  plot(W, H, u, {x, y, series, band, cursor, xlabel, ylabel, form, xform, pick, ticks, label}) {
+  plot(W, H, u, {x, y, series, cursor, pinned, xlabel, ylabel, form, xform, pick, ticks, label}) {
     const left = u * 3.4, bottom = u * 2.6, top = u * .8, right = u * 1.2
     const pad = u * 1.1, X = v => left + pad + (v - x[0]) / (x[1] - x[0] || 1) * (W - left - right - pad), Y = v => H - bottom - (v - y[0]) / (y[1] - y[0] || 1) * (H - bottom - top)
     const nodes = []
@@ -429,6 +520,7 @@ class View {
     for (const v of ticks) { const text = xform(v), w = width(text, u) / 2 + 5; if (X(v) - w > last) { last = X(v) + w; nodes.push(s("text", {x: X(v), y: H - bottom + u * 1.1, "text-anchor": "middle", class: "fi-soft", text})) } }
     nodes.push(s("text", {x: (left + W - right) / 2, y: H - 2, "text-anchor": "middle", class: "fi-soft", text: xlabel}))
     if (cursor != null) nodes.push(s("line", {x1: X(cursor), x2: X(cursor), y1: top, y2: H - bottom, class: "fi-cursor"}))
+    if (pinned != null) nodes.push(s("line", {x1: X(pinned), x2: X(pinned), y1: top, y2: H - bottom, class: "fi-cursor", style: `stroke:${this.c.orange}`}))
     const path = (points, f) => points.map((p, i) => `${i ? "L" : "M"}${X(p.x)} ${f(p)}`).join("")
     const ribbon = points => path(points, p => Y(clamp(p.hi, ...y))) + [...points].reverse().map(p => `L${X(p.x)} ${Y(clamp(p.lo, ...y))}`).join("") + "Z"
     for (const one of series) {
@@ -446,7 +538,7 @@ class View {
   // ---- B
 
   rounds(W, u) {
-    const {tables, meta} = this.trace, now = this.at, t = tables.metrics, series = [], keys = [], who = [...new Set([...this.shown(), "server", "reference"])].filter(n => this.subject[n])
+    const {tables, meta} = this.trace, now = this.at, t = tables.metrics, series = [], keys = [], who = [...new Set([...this.shown(), "server", "reference"].map(n => n.replace(PIN, "")))].filter(n => this.subject[n]), pinned = PIN.exec(now.compare)
     const looks = [{colour: this.c.blue}, {colour: this.c.orange, dash: "7 4", shape: "diamond", hollow: true}, {colour: this.c.green, dash: "2 3"}, {colour: this.c.pink, dash: "9 3 2 3", shape: "diamond"}]
     const points = (table, rows, name) => rows.map(i => ({x: table.at(i, "round") ?? now.round, v: table.at(i, "value"), lo: table.at(i, "lo"), hi: table.at(i, "hi"), tip: `${name}, round ${table.at(i, "round")}: ${this.interval(table, i)}`})).sort((a, b) => a.x - b.x)
     who.forEach(name => {
@@ -466,9 +558,9 @@ class View {
       series.push({colour, shape, hollow: metric !== "probe", loose: rows.length < 2, ribbon: rows.length > 1 ? .15 : 0, points: points(p, rows, word)})
       keys.push([word, this.mark(13, 7, 4, shape, metric === "probe" ? {fill: colour} : {hollow: colour})])
     }
-    const x = [meta.rounds[0], meta.rounds[meta.rounds.length - 1]], common = {x, xform: String, xlabel: "round", ticks: meta.rounds, cursor: now.round, pick: v => this.set({round: nearest(meta.rounds, v)})}
+    const x = [meta.rounds[0], meta.rounds[meta.rounds.length - 1]], common = {x, xform: String, xlabel: "round", ticks: meta.rounds, cursor: now.round, pinned: pinned && Number(pinned[1]), pick: v => this.set({round: nearest(meta.rounds, v)})}
     const o = tables.overlap, kinds = o && o.values("round").length > 1 ? [["stability", this.c.blue, null], ["consistency", this.c.green, "7 4"], ["preservation", this.c.orange, "2 3"], ["noise floor", this.c.soft, "9 3 2 3"]] : []
-    const lines = kinds.map(([name, colour, dash]) => ({name, colour, dash, ribbon: .15, rows: o.select({cls: now.cls, site: "all", metric: `${name} adjusted`})})).filter(l => l.rows.length)
+    const lines = kinds.map(([name, colour, dash]) => ({name, colour, dash, ribbon: .15, rows: o.select({run: this.of(now.client).run, cls: now.cls, site: "all", metric: `${name} adjusted`})})).filter(l => l.rows.length)
     for (const l of lines) { this.use("rounds", o, l.rows); l.points = points(o, l.rows, l.name) }
     const nodes = [this.plot(W, u * (lines.length ? 16 : 23), u, {...common, y: [0, 1], series, form: percent, ylabel: `accuracy, ${now.cls}`, label: `accuracy over the rounds for ${who.join(", ")}`}), this.legend(keys)]
     if (lines.length) nodes.push(this.plot(W, u * 13, u, {...common, y: [0, 1], series: lines, form: two, ylabel: `overlap of circuits, adjusted for chance, ${now.cls}`, label: "overlap over the rounds"}),
@@ -515,7 +607,7 @@ class View {
     const svg = s("svg", {width: W, height: high * 3 + u * 2, role: "img", "aria-label": `TPR, FPR, J and AUROC of the circuit for ${now.cls}`}, nodes)
     const number = m => { const i = this.trial(m, "circuit", now.client); return i == null ? "–" : this.interval(t, i) }
     const card = h("dl", {class: "fi-figures"}, [["TPR", "TPR, calibrated"], ["FPR", "FPR, calibrated"], ["J", "J, calibrated"], ["AUROC", "AUROC"]].map(([k, m]) => h("div", {}, h("dt", {text: k}), h("dd", {"data-figure": k, text: number(m)}))))
-    const keys = this.legend([[now.client, this.mark(13, 7, 4.5, "circle", {fill: this.c.blue})], other && [other, this.mark(13, 7, 4.5, "diamond", {fill: this.c.orange})], ["hollow: FPR", this.mark(13, 7, 4.5, "circle", {hollow: this.c.blue})],
+    const keys = this.legend([[now.client, this.mark(13, 7, 4.5, "circle", {fill: this.c.blue})], other && [spell(other), this.mark(13, 7, 4.5, "diamond", {fill: this.c.orange})], ["hollow: FPR", this.mark(13, 7, 4.5, "circle", {hollow: this.c.blue})],
       ["random circuits", s("rect", {x: 0, y: 1, width: 26, height: 12, class: "fi-band"})], ["full model", s("line", {x1: 13, x2: 13, y1: 0, y2: 14, class: "fi-full"})]].filter(Boolean))
     const random = this.trial("AUROC", "random", now.client), draws = random == null ? "" : ` Band: ${t.at(random, "draws")} random circuits, worst to best.`
     return {nodes: [h("p", {class: "fi-word", "data-word": word}, h("b", {text: word}), h("span", {text: ` ${now.cls}, ${now.client}. ${WORDS[word] || ""}`})), card, svg, keys],
@@ -526,7 +618,7 @@ class View {
 
   wiring() { // the sites with their channels, and the edges, of the chosen circuit
     const {tables} = this.trace, now = this.at, c = tables.channels, e = tables.edges, sites = c.values("site")
-    const pick = name => { const w = this.where(c, name, {round: this.roundOf(c), cls: now.cls, budget: Number(now.size)}); return w ? c.select(w) : [] }
+    const pick = name => { const w = this.where(c, name, {round: this.roundOf(c, name), cls: now.cls, budget: Number(now.size)}); return w ? c.select(w) : [] }
     const rows = pick(now.client), pinned = now.compare && now.compare !== now.client ? new Set(pick(now.compare).filter(i => c.at(i, "kept")).map(i => `${c.at(i, "site")}:${c.at(i, "channel")}`)) : null
     const kept = new Set(rows.filter(i => c.at(i, "kept")).map(i => `${c.at(i, "site")}:${c.at(i, "channel")}`))
     const w = e && this.where(e, now.client, {round: e.has("round") ? this.roundOf(e) : null, cls: now.cls}), name = (i, a, b) => `${e.at(i, a)}:${e.at(i, b)}`
@@ -592,7 +684,7 @@ class View {
       return best
     }
     const score = new Map(rows.map(i => [`${c.at(i, "site")}:${c.at(i, "channel")}`, c.at(i, "value")]))
-    canvas.tipAt = ev => { const n = nearby(ev); return !n ? "" : n.startsWith("logits:") ? `logit of ${now.cls}` : `${n.replace(":", ", channel ")}: ${kept.has(n) ? "kept" : "cut"}${pinned?.has(n) ? `, kept in ${now.compare}` : ""}; score ${two(score.get(n))}` }
+    canvas.tipAt = ev => { const n = nearby(ev); return !n ? "" : n.startsWith("logits:") ? `logit of ${now.cls}` : `${n.replace(":", ", channel ")}: ${kept.has(n) ? "kept" : "cut"}${pinned?.has(n) ? `, kept in ${spell(now.compare)}` : ""}; score ${two(score.get(n))}` }
     canvas.addEventListener("click", ev => { const n = nearby(ev); this.set({channel: n === now.channel || n.startsWith("logits:") ? "" : n}) })
     this.placed = {place, kept, sites, pinned}
     const list = (title, found, end) => h("div", {}, h("h4", {text: title}), found.length ? h("ol", {}, found.sort((a, b) => b.v - a.v).slice(0, 12).map(d => h("li", {tabindex: "-1", onclick: () => !d[end].startsWith("logits:") && this.set({channel: d[end]})},
@@ -601,7 +693,7 @@ class View {
       : [h("p", {class: "fi-soft", text: "Point at a channel; click it, or press Enter and the arrows, to list what it reads and writes."}), h("h4", {text: "strongest connections"}),
         h("ol", {}, [...edges].sort((a, b) => b.v - a.v).slice(0, 8).map(d => h("li", {tabindex: "-1", onclick: () => this.set({channel: d.from})}, h("span", {text: `${d.from.replace(":", " · ")} → ${d.to.startsWith("logits:") ? "logit" : d.to.replace(":", " · ")}`}), h("span", {class: "fi-num", text: two(d.v)}))))])
     const both = pinned ? [...kept].filter(k => pinned.has(k)).length : 0
-    const keys = this.legend([[`kept: ${kept.size}`, this.mark(13, 7, 5, "circle", {fill: this.c.blue})], ["cut", s("circle", {cx: 13, cy: 7, r: 2.4, fill: this.c.line})], pinned && pinned.size && [`ring: kept in ${now.compare} (${both} of ${pinned.size} in both)`, this.mark(13, 7, 5, "circle", {hollow: this.c.orange})]].filter(Boolean))
+    const keys = this.legend([[`kept: ${kept.size}`, this.mark(13, 7, 5, "circle", {fill: this.c.blue})], ["cut", s("circle", {cx: 13, cy: 7, r: 2.4, fill: this.c.line})], pinned && pinned.size && [`ring: kept in ${spell(now.compare)} (${both} of ${pinned.size} in both)`, this.mark(13, 7, 5, "circle", {hollow: this.c.orange})]].filter(Boolean))
     const lacks = !e ? " Connections were not computed." : wire.partial ? ` Connections were computed at one size only (${percent(Number(this.trace.meta.sizes[this.trace.meta.sizes.length >> 1]))}): drawn are those among the channels kept here.` : ""
     return {nodes: [h("div", {class: stacked ? "fi-stack" : "fi-row"}, canvas, side), keys], caption: [`${many(rows.length)} channels, ${many(edges.length)} connections of the circuit for ${now.cls}; thickness: strength.${lacks}`, this.note(c)]}
   }
@@ -621,7 +713,7 @@ class View {
   sizes(W, u) {
     const t = this.trace.tables.circuits, now = this.at, metric = now.metric === "accuracy" ? "AUROC" : now.metric, series = [], keys = []
     const points = (name, of) => {
-      const w = this.where(t, name, {round: this.roundOf(t), cls: now.cls, ablation: now.ablation || null, metric, of}), rows = w ? t.select(w) : []
+      const w = this.where(t, name, {round: this.roundOf(t, name), cls: now.cls, ablation: now.ablation || null, metric, of}), rows = w ? t.select(w) : []
       if (rows.length) this.use("sizes", t, rows)
       return rows.map(i => ({x: t.at(i, "share"), v: t.at(i, "value"), lo: t.at(i, "lo"), hi: t.at(i, "hi"), n: t.at(i, "n"), size: t.at(i, "budget"), tip: `${name}, ${of}, ${percent(t.at(i, "share"))} of the channels: ${this.interval(t, i)}`})).sort((a, b) => a.x - b.x)
     }
@@ -633,7 +725,7 @@ class View {
     if (this.shown()[1]) series.push({colour: this.c.orange, shape: "diamond", points: points(now.compare, "circuit")})
     series.push({colour: this.c.blue, points: own})
     const line = (colour, dash) => s("line", {x1: 0, x2: 26, y1: 7, y2: 7, stroke: colour, "stroke-width": 2.4, "stroke-dasharray": dash})
-    keys.push([now.client, line(this.c.blue), this.mark(13, 7, 4, "circle", {fill: this.c.blue})], this.shown()[1] && [now.compare, line(this.c.orange), this.mark(13, 7, 4, "diamond", {fill: this.c.orange})], ["full model", line(this.c.ink, "2 3")],
+    keys.push([now.client, line(this.c.blue), this.mark(13, 7, 4, "circle", {fill: this.c.blue})], this.shown()[1] && [spell(now.compare), line(this.c.orange), this.mark(13, 7, 4, "diamond", {fill: this.c.orange})], ["full model", line(this.c.ink, "2 3")],
       ["random circuits", s("rect", {x: 0, y: 1, width: 26, height: 12, class: "fi-band"}), line(this.c.soft, "6 4")], bare.length && ["circuit of an untrained network", this.mark(13, 7, 4, "diamond", {hollow: this.c.soft})])
     const every = series.flatMap(l => l.points.flatMap(p => [p.v, p.lo, p.hi])).filter(Number.isFinite), low = Math.floor(Math.min(...every, metric === "AUROC" ? .5 : 0) * 5) / 5
     const shares = own.map(p => p.x), pad = Math.max((Math.max(...shares) - Math.min(...shares)) * .08, .02), chosen = own.find(p => p.size === now.size)
@@ -643,10 +735,63 @@ class View {
       caption: [`n = ${many(own[0].n)} test images; bars: 95 % intervals; band: random circuits of each size, worst to best. Click to choose a size.`, this.note(t)]}
   }
 
+  // ---- F
+
+  images(W, u) {
+    const t = this.trace.tables.answers, now = this.at, {pictures} = this.trace
+    let size = now.size
+    const rowsOf = (name, of, budget) => { const w = this.where(t, name, {round: this.roundOf(t, name), cls: now.cls, of, ...(of === "circuit" ? {budget, ablation: now.ablation || null} : {})}); return w ? t.select(w) : [] }
+    const own = rowsOf(now.client, "circuit", size).length ? rowsOf(now.client, "circuit", size) : this.trace.meta.sizes.flatMap(b => { const rows = rowsOf(now.client, "circuit", b); if (rows.length) size = b; return rows.length ? [rows] : [] }).pop() || []
+    if (!own.length) return this.missing("answers", now.client)
+    const says = rows => new Map(rows.map(i => [t.at(i, "image"), t.at(i, "value")])), beside = now.compare && now.compare !== now.client ? rowsOf(now.compare, "circuit", size) : []
+    const full = says(rowsOf(now.client, "full model", null)), other = says(beside), mine = new Map(own.map(i => [t.at(i, "image"), i]))
+    this.use("images", t, own)
+    if (beside.length) this.use("images", t, beside)
+    const value = i => t.at(i, "value"), is = i => t.at(i, "truth") === now.cls, yes = i => value(i) > 0
+    const kinds = [["hits", own.filter(i => is(i) && yes(i)).sort((a, b) => value(b) - value(a)), own.filter(is).length], ["misses", own.filter(i => is(i) && !yes(i)).sort((a, b) => value(a) - value(b)), own.filter(is).length],
+      ["false alarms", own.filter(i => !is(i) && yes(i)).sort((a, b) => value(b) - value(a)), own.filter(i => !is(i)).length]]
+    const differs = i => other.has(t.at(i, "image")) && (other.get(t.at(i, "image")) > 0) !== yes(i)
+    const stacked = W < u * 52, wide = stacked ? W : W * .7, fit = Math.max(Math.floor(wide / ((u > 16 ? 3.15 : 3.95) * u)), 1)
+    const tip = i => { const k = t.at(i, "image"); return `image ${k}, ${t.at(i, "truth")}: margin ${two(value(i))}` + (full.has(k) ? `; full model ${two(full.get(k))}` : "") + (other.has(k) ? `; ${spell(now.compare)} ${two(other.get(k))}` : "") }
+    const groups = kinds.map(([name, rows, of], g) => {
+      const most = this.whole.has(name) ? rows.length : fit * (g ? 1 : 2), left = rows.length - most
+      const thumb = i => { const node = this.thumb(t.at(i, "image"), tip(i), u); node.classList.add("fi-answer"); if (differs(i)) node.classList.add("fi-differs"); return node }
+      return h("div", {class: "fi-answers", "data-kind": name}, h("h4", {}, h("span", {text: name}), ` ${many(rows.length)} of ${many(of)} ${g === 2 ? "other images" : `images of ${now.cls}`}${of ? ` (${percent(rows.length / of)})` : ""}`),
+        h("div", {class: "fi-thumbs"}, rows.slice(0, most).map(thumb), rows.length ? null : h("em", {class: "fi-soft", text: "none"}), (left > 0 || this.whole.has(name)) && h("button", {type: "button", text: left > 0 ? `and ${many(left)} more` : "fewer", onclick: () => { this.whole.has(name) ? this.whole.delete(name) : this.whole.add(name); this.redo("images") }})))
+    })
+    const many_ = other.size ? own.filter(differs).length : 0
+    const keys = other.size ? this.legend([[`the circuit of ${spell(now.compare)} says otherwise (${many(many_)} of ${many(own.filter(i => other.has(t.at(i, "image"))).length)} images)`, s("rect", {x: 5, y: 1, width: 14, height: 12, fill: "none", stroke: this.c.orange, "stroke-width": 2, "stroke-dasharray": "4 2"})]]) : null
+    const card = this.imageCard(mine.get(now.image), {t, full, other}, u)
+    return {nodes: [h("div", {class: stacked ? "fi-stack" : "fi-row"}, h("div", {style: `width:${Math.floor(wide)}px`, class: "fi-mapside"}, groups, keys), h("div", {class: "fi-side"}, card))],
+      caption: [`What the circuit of ${percent(Number(size))} of the channels says of ${many(own.length)} test images, by its calibrated margin; most certain first${pictures ? "" : "; pictures were not recorded"}.${size !== now.size ? ` Of this size, the only one recorded for ${now.client}.` : ""}`, this.note(t)]}
+  }
+  imageCard(i, {t, full, other}, u) { // the chosen image, and which of its pixels carry the margin
+    const now = this.at
+    if (i == null) return h("p", {class: "fi-soft", text: now.image >= 0 ? `Image ${now.image} is not among those that were recorded here.` : "Click an image to see what each model says of it, and which pixels carry it."})
+    const k = t.at(i, "image"), line = (name, v, data) => v == null ? null : h("tr", {}, h("th", {scope: "row", text: name}), h("td", {"data-margin": data, text: two(v)}), h("td", {text: v > 0 ? `says ${now.cls}` : `says not ${now.cls}`}))
+    const answer = this.lit_ && this.lit_.image === k && this.lit_.cls === now.cls && this.lit_.run === this.of(now.client).run && this.lit_.client === this.of(now.client).client && this.lit_.round === now.round ? this.replies.get(JSON.stringify(this.lit_)) : null
+    const waits = this.pending?.panel === "images"
+    return [h("div", {class: "fi-chosenimage"}, h("div", {class: "fi-large"}, this.thumb(k, `image ${k}`, u)), answer?.map && h("div", {class: "fi-large"}, this.heat(k, answer, "map"), h("span", {class: "fi-soft", text: MAPS[this.lit_.method]})), answer?.control && h("div", {class: "fi-large"}, this.heat(k, answer, "control"), h("span", {class: "fi-soft", text: "its control: untrained"}))),
+      h("p", {}, h("b", {"data-image-card": k, text: `image ${k}`}), `, ${t.at(i, "truth")}`), h("table", {class: "fi-mini"}, h("caption", {text: `margin of ${now.cls}, calibrated`}), line("circuit", t.at(i, "value"), "circuit"), line("full model", full.get(k), "full"), other.size ? line(`circuit of ${spell(now.compare)}`, other.get(k), "beside") : null),
+      waits && h("p", {class: "fi-soft", text: "the kernel computes …"}), answer?.error && h("p", {class: "fi-note", text: answer.error}),
+      answer?.map && h("p", {class: "fi-soft", "data-attributed": k, text: `Blue speaks for ${now.cls}, orange against. The map's sum is off the change in the margin by ${percent1(answer.completeness)}; its rank correlation with the map of the same network without training is ${two(answer.correlation)}${Math.abs(answer.correlation) > .5 ? ": much of it does not come from training" : ""}.`})]
+  }
+  heat(image, answer, which) { // a signed map over its picture
+    const values = answer[which].flat(), [H, W] = answer.shape, p = this.trace.pictures, most = Math.max(...values.map(Math.abs), 1e-12), canvas = h("canvas", {width: W, height: H, class: "fi-thumb fi-heat", role: "img", "aria-label": `${which} of image ${image}`}), g = canvas.getContext("2d"), pixels = g.createImageData(W, H)
+    const [blue, orange] = [[0, 114, 178], [213, 94, 0]], same = p && p.shape[1] === H && p.shape[2] === W && image < p.shape[0], C = same ? p.shape[3] || 1 : 1
+    for (let i = 0; i < H * W; i++) {
+      const grey = same ? 150 + .38 * p.data[(image * H * W + i) * C] : 245, v = values[i] / most, a = Math.sqrt(Math.abs(v)), ink = v > 0 ? blue : orange
+      for (let c = 0; c < 3; c++) pixels.data[4 * i + c] = grey + (ink[c] - grey) * a
+      pixels.data[4 * i + 3] = 255
+    }
+    g.putImageData(pixels, 0, 0)
+    return canvas
+  }
+
   // ---- G
 
   concepts(W, u) {
-    const {tables, pictures} = this.trace, t = tables.concepts, map = tables.map, now = this.at, side = this.subject[now.client]?.name === "reference" ? "reference" : "run", m = map && (map.values("metric").includes("umap") ? "umap" : map.values("metric")[0])
+    const {tables, pictures} = this.trace, t = tables.concepts, map = tables.map, now = this.at, side = this.of(now.client).name === "reference" ? "reference" : "run", m = map && (map.values("metric").includes("umap") ? "umap" : map.values("metric")[0])
     const spots = map ? map.select({metric: m}) : [], fire = k => t.select({run: side, cls: now.cls, concept: k, metric: "activation"})[0]
     const strength = spots.map(i => { const r = fire(map.at(i, "concept")); return r == null ? 0 : t.at(r, "value") }), top = Math.max(...strength, 1e-9)
     this.order = spots.map((i, j) => [map.at(i, "concept"), strength[j]]).filter(([k]) => !this.brushed || this.brushed.has(k)).sort((a, b) => b[1] - a[1]).map(([k]) => k)
@@ -756,33 +901,51 @@ class View {
 
   head(W, u) {
     if (this.trace.meta.classes.length > LONG) W -= 18 // a scroll bar
-    const t = this.trace.tables.heads, now = this.at, {classes} = this.trace.meta, who = this.subject[now.client], r = this.roundOf(t), at = this.where(t, now.client, {round: r})
-    const steps = [["native", "native head", this.c.soft, "circle", true], ["bias only", "biases", this.c.blue, "circle", true], ["scale + bias", "scales, biases", this.c.pink, "diamond", true], ["head", "head", this.c.blue, "circle", false], ["full fine-tune", "whole model", this.c.orange, "diamond", false]]
-      .filter(([m]) => t.values("metric").includes(m))
-    const get = (cls, metric) => at ? t.select({...at, cls, metric})[0] : undefined
-    if (get("all", "native") == null) return this.missing("heads", now.client)
-    const names = ["all", ...classes], left = Math.min(Math.max(...names.map(c => width(c, u, "bold"))) + u, W * .3), wide = c => c === "all" || c === now.cls // rows with intervals are higher
-    const high = c => wide(c) ? u * 4.2 : u * 1.75, top = u * .3, X = v => left + v * (W - left - u * 1.6), H = top + sum(names.map(high)) + u * 1.7, nodes = [], rows = []
+    const t = this.trace.tables.heads, now = this.at, {classes} = this.trace.meta, looks = {native: ["native head", this.c.soft, "circle", true], "bias only": ["biases", this.c.blue, "circle", true], "scale + bias": ["scales, biases", this.c.pink, "diamond", true], head: ["head", this.c.blue, "circle", false], "full fine-tune": ["whole model", this.c.orange, "diamond", false]}
+    const steps = Object.keys(looks).filter(m => t.values("metric").includes(m)), at = name => this.where(t, name, {round: this.roundOf(t, name)})
+    const of = name => { const w = name && at(name); return (cls, metric) => w ? t.select({...w, cls, metric})[0] : undefined }
+    const own = of(now.client), beside = this.shown()[1] && of(this.shown()[1]), pinned = beside && beside("all", "native") != null ? this.shown()[1] : "", live = this.refitted()
+    if (own("all", "native") == null && !live) return this.missing("heads", now.client)
+    const names = ["all", ...classes], left = Math.min(Math.max(...names.map(c => width(c, u, "bold")), pinned ? width(spell(pinned), u * .9) : 0) + u, W * .3), wide = c => c === "all" || c === now.cls // rows with intervals are higher
+    const lane = (steps.length + (live ? 1 : 0)) * u * .74 + u * .5, high = c => wide(c) ? lane * (pinned ? 2 : 1) : u * 1.75
+    const top = u * .3, X = v => left + v * (W - left - u * 1.6), H = top + sum(names.map(high)) + u * 1.7, nodes = [], rows = []
     for (const v of [0, .25, .5, .75, 1]) nodes.push(s("line", {x1: X(v), x2: X(v), y1: top, y2: H - u * 1.7, class: "fi-rule"}), s("text", {x: X(v), y: H - u * .4, "text-anchor": "middle", class: "fi-soft", text: percent(v)}))
+    const cell = i => ({value: t.at(i, "value"), lo: t.at(i, "lo"), hi: t.at(i, "hi"), n: t.at(i, "n")}), said = f => `${percent(f.value)} [${percent(f.lo)}, ${percent(f.hi)}]`
+    const figures = (get, cls) => steps.map(m => { const i = get(cls, m); if (i != null) rows.push(i); return i == null ? null : [looks[m], m, cell(i)] }).filter(Boolean)
+    const draw = (group, found, y, spread, tip, faint) => found.forEach(([[, colour, shape, hollow], metric, f], k) => {
+      const at = spread ? y + (k - (found.length - 1) / 2) * u * .74 : y, mark = this.mark(X(f.value), at, u * .32, shape, hollow ? {hollow: colour} : {fill: colour})
+      mark.dataset.tip = `${tip}, ${metric}: ${said(f)}`
+      if (faint) mark.setAttribute("opacity", ".6")
+      if (spread) group.append(s("line", {x1: X(f.lo), x2: X(f.hi), y1: at, y2: at, stroke: colour, "stroke-width": 2, opacity: faint ? .6 : 1}))
+      group.append(mark)
+    })
     let below = top
     for (const c of names) {
-      const row = high(c), y = below + row / 2, on = c === now.cls, found = steps.map(step => [step, get(c, step[0])]).filter(([, i]) => i != null), values = found.map(([, i]) => t.at(i, "value"))
+      const row = high(c), y = below + row / 2, on = c === now.cls, found = figures(own, c), values = found.map(([, , f]) => f.value)
+      const fresh = live?.rows.find(r => r.cls === c && r.metric === live.how)
+      if (fresh) found.push([["", this.c.green, "diamond", false], `live: ${live.how}`, {...fresh, lo: fresh.lo ?? NaN, hi: fresh.hi ?? NaN}])
       below += row
-      rows.push(...found.map(([, i]) => i))
       const group = s("g", {class: c === "all" ? "" : "fi-hit", "data-cls": c, onclick: () => c !== "all" && this.set({cls: c})}, s("rect", {x: 0, y: y - row / 2, width: W, height: row, rx: 3, class: on ? "fi-rowon" : "fi-rowoff"}),
-        s("text", {x: left - u * .6, y, "text-anchor": "end", "dominant-baseline": "central", class: on ? "fi-on" : "", text: short(c, left - u, u)}), !wide(c) && values.length && s("line", {x1: X(Math.min(...values)), x2: X(Math.max(...values)), y1: y, y2: y, class: "fi-mid"}))
-      found.forEach(([step, i], k) => {
-        const at = wide(c) ? y + (k - (found.length - 1) / 2) * u * .74 : y, mark = this.mark(X(t.at(i, "value")), at, u * .32, step[3], step[4] ? {hollow: step[2]} : {fill: step[2]})
-        mark.dataset.tip = `${c}, ${step[0]}: ${this.interval(t, i, percent)}`
-        if (wide(c)) group.append(s("line", {x1: X(t.at(i, "lo")), x2: X(t.at(i, "hi")), y1: at, y2: at, stroke: step[2], "stroke-width": 2}))
-        group.append(mark)
-      })
+        s("text", {x: left - u * .6, y: pinned && wide(c) ? y - row / 4 : y, "text-anchor": "end", "dominant-baseline": "central", class: on ? "fi-on" : "", text: short(c, left - u, u)}), !wide(c) && values.length && s("line", {x1: X(Math.min(...values)), x2: X(Math.max(...values)), y1: y, y2: y, class: "fi-mid"}))
+      draw(group, found, pinned && wide(c) ? y - row / 4 : y, wide(c), c, false)
+      if (pinned && wide(c)) {
+        group.append(s("text", {x: left - u * .6, y: y + row / 4, "text-anchor": "end", "dominant-baseline": "central", class: "fi-small fi-soft", text: short(spell(pinned), left - u, u * .9)}))
+        draw(group, figures(beside, c), y + row / 4, true, `${c}, ${spell(pinned)}`, true)
+      }
       nodes.push(group)
     }
     this.use("head", t, rows)
-    const labels = t.has("samples") ? Math.max(...rows.map(i => t.at(i, "samples"))) : 0
-    return {nodes: [h("div", {class: "fi-scroll"}, s("svg", {width: W, height: H, role: "img", "aria-label": `accuracy before and after refitting, ${now.client}`}, nodes)), this.legend(steps.map(([, words, colour, shape, hollow]) => [words, this.mark(13, 7, 4.6, shape, hollow ? {hollow: colour} : {fill: colour})]))],
-      caption: [`Accuracy of ${this.label(now.client)}; n = ${many(t.at(rows[0], "n"))} test images${labels ? `, refitted on ${labels} labels` : ""}; bars for all and the chosen class: 95 % intervals.`, this.note(t)]}
+    const labels = t.has("samples") && rows.length ? Math.max(...rows.map(i => t.at(i, "samples"))) : 0, key = ([words, colour, shape, hollow]) => [words, this.mark(13, 7, 4.6, shape, hollow ? {hollow: colour} : {fill: colour})]
+    return {nodes: [h("div", {class: "fi-scroll"}, s("svg", {width: W, height: H, role: "img", "aria-label": `accuracy before and after refitting, ${now.client}`}, nodes)), this.legend([...steps.map(m => key(looks[m])), ...(live ? [key([`live: ${live.how}, ${many(live.labels)} labels`, this.c.green, "diamond", false])] : [])])],
+      caption: [`Accuracy of ${this.label(now.client)}${rows.length ? `; n = ${many(t.at(rows[0], "n"))} test images` : ""}${labels ? `, refitted on ${labels} labels` : ""}; bars for all and the chosen class: 95 % intervals.`, rows.length ? this.note(t) : null, live && live.round !== this.roundOf(t) ? ` Live: round ${live.round}.` : null]}
+  }
+  refitted() { // the live head, if one was asked for and answered; the last one stays while the next is on its way
+    const q = this.live_, answer = q && this.replies.get(JSON.stringify(q)), {took} = this.readings
+    if (answer?.rows) this.last = {...q, rows: answer.rows, seconds: answer.seconds}
+    const same = q && this.last && ["run", "client", "round"].every(k => this.last[k] === q[k])
+    took.textContent = !q ? "" : answer?.error ? answer.error : answer?.rows ? `live, ${answer.seconds.toFixed(2)} s` : "refitting …"
+    took.dataset.word = !q ? "" : answer?.error ? "error" : answer?.rows ? "live" : "busy"
+    return same && !answer?.error ? this.last : null
   }
 
   // -------------------------------------------------------------- rows
@@ -809,6 +972,16 @@ class View {
     const keep = columns.map((_, j) => j).filter(j => rows.some(r => cell(r[j]) !== ""))
     this.panels[name].rows.replaceChildren(h("table", {}, h("caption", {text: `${many(rows.length)} rows${rows.length > most ? `, the first ${most} shown; CSV has all` : ""}`}), h("thead", {}, h("tr", {}, keep.map(j => h("th", {scope: "col", text: columns[j]})))),
       h("tbody", {}, rows.slice(0, most).map(r => h("tr", {}, keep.map(j => h("td", {text: cell(r[j])})))))))
+  }
+  code(name) { // Python that makes the same view, and the same figure for paper
+    const python = v => typeof v === "number" ? String(v) : `'${v.replaceAll("\\", "\\\\").replaceAll("'", "\\'").replaceAll("\n", "\\n")}'`
+    return `from fedinterp.explorer import Explorer, State\nex = Explorer(${this.trace.meta.given || "found"}, state=State(${STATE.map(k => `${k}=${python(this.at[k])}`).join(", ")}))\nex.figure(${python(name)})  # an Altair chart; ex.code(${python(name)}) is the call behind it`
+  }
+  toggleCode(name) {
+    const p = this.panels[name]
+    p.code.hidden = !p.code.hidden
+    p.node.querySelector("[data-do=code]").setAttribute("aria-expanded", String(!p.code.hidden))
+    if (!p.code.hidden) p.code.textContent = this.code(name)
   }
   csv(name) {
     const {columns, rows} = this.plotted(name), quote = v => { const text = v == null || Number.isNaN(v) ? "" : String(v); return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text }
