@@ -97,7 +97,7 @@ def _tell(found):
         _print(rows[["asks", "metric"]].assign(figure=text, verdict=rows.verdict), "Each diagnostic on its axis from 0 to 1")
     _say(found.verdict)
 
-# %% ../nbs/71_cli.ipynb #ca6cb97f
+# %% ../nbs/71_cli.ipynb #f5bb1d3f
 @app.command("autopsy")
 def _autopsy(
     run:Annotated[str, typer.Argument(help="The folder of a run, or its name.")],
@@ -108,6 +108,7 @@ def _autopsy(
     rounds:Annotated[Optional[str], typer.Option(help="Numbers with commas, or all; default: the last.")]=None,
     budget:Annotated[int, typer.Option(min=1, help="Labels a draw, for probes and repairs.")]=200,
     draws:Annotated[int, typer.Option(min=1, help="Draws of those labels.")]=20,
+    deep:Annotated[bool, typer.Option("--deep", help="Every client that the run kept too, and circuits in each of the rounds.")]=False,
 ):
     "Ask a run what averaging did to it, and write the report."
     report_path(report)
@@ -115,10 +116,10 @@ def _autopsy(
     if rounds not in (None, "all"):
         try: rounds = [int(r) for r in rounds.split(",")]
         except ValueError: raise InputError(f"rounds = {rounds!r} should be numbers with commas, such as 1,3,6, or all") from None
-    _tell(_examined(run, reference, report, rounds=rounds, diagnostics=diagnostics and diagnostics.split(","), budget=budget, draws=draws))
+    _tell(_examined(run, reference, report, rounds=rounds, diagnostics=diagnostics and diagnostics.split(","), budget=budget, draws=draws, deep=deep))
     typer.echo(f"The report is {report}.")
 
-# %% ../nbs/71_cli.ipynb #50d8a9c2
+# %% ../nbs/71_cli.ipynb #6302399f
 def _config(file, fields):
     "The config of a file, or the default one, with the options given beside it."
     config = Config()
@@ -132,6 +133,12 @@ def _config(file, fields):
         except ValueError: raise InputError(f"{name} = {given[name]!r} should be JSON, such as '{{\"head\": \"pool\"}}'") from None
     return config.replace(**given)
 
+def _with_intent(config, wish):
+    "The config that meets a wish such as 'flops -40%': AutoFLIP, or the pruning strategy that it names."
+    from fedinterp.intents import intent
+    wish = str(intent(wish))
+    return config.replace(strategy="autoflip" if config.strategy == "fedavg" else config.strategy, strategy_args=dict(config.strategy_args, intent=wish))
+
 # %% ../nbs/71_cli.ipynb #c2309029
 def _with_fields(command):
     "Give a command one option for each field of `Config`."
@@ -143,7 +150,7 @@ def _with_fields(command):
     command.__annotations__ = {p.name: p.annotation for p in ours}
     return command
 
-# %% ../nbs/71_cli.ipynb #f3d7f92b
+# %% ../nbs/71_cli.ipynb #a95baf22
 @app.command("train")
 @_with_fields
 def _train(
@@ -151,20 +158,30 @@ def _train(
     root:_Root="runs",
     workers:_Workers=None,
     trace:Annotated[str, typer.Option(help="What is kept: all, last or every:K rounds; with /server, no clients.")]="all",
+    intent:Annotated[Optional[str], typer.Option(help="What the model shall cost, such as 'flops -40%'; trains with autoflip.")]=None,
     **fields,
 ):
     "Train a federation, or go on with one; every field of a config is an option."
     config = _config(config, fields)
+    if intent is not None: config = _with_intent(config, intent)
     from fedinterp.train import train
     run = train(config, root, workers=workers, trace=trace)
     typer.echo(f"{run.path}: round {run.done} of {config.rounds}, accuracy {_accuracy(run)}")
+    if intent is not None: typer.echo(f"The intent was {config.strategy_args['intent']}; achieved: {_achieved(run)}")
 
-# %% ../nbs/71_cli.ipynb #f73c6b55
+# %% ../nbs/71_cli.ipynb #1e00a9e4
 def _accuracy(run):
     "The last accuracy of the server, as text."
     metrics = run.metrics()
     found = metrics[metrics.client.eq("server") & metrics.cls.eq("all") & metrics.metric.eq("accuracy")]
     return f"{found.value.iloc[-1]:.1%}" if len(found) else "not measured"
+
+def _achieved(run):
+    "By how much a pruned run's model is smaller, as its masks were settled."
+    from fedinterp.run import unpack
+    path = run.path/"rounds"/f"{run.done:04d}"/"strategy.safetensors"
+    kept = unpack(path.read_bytes(), str(path))
+    return ", ".join(f"{k.removeprefix('server/achieved/')} {float(v):+.1%}" for k, v in kept.items() if k.startswith("server/achieved/"))
 
 def _find(run, root="runs"):
     "A run by its folder, or by its name under `root`."
