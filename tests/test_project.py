@@ -7,7 +7,8 @@ from conftest import ROOT
 
 NOTEBOOKS = sorted(p for p in (ROOT/"nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 ROOMS = [p for p in NOTEBOOKS if p.parent == ROOT/"nbs" and re.match(r"\d\d_", p.name)]
-TABLES_ONLY = {"charts", "report", "circuit_charts", "concept_charts", "autopsy_report", "trace", "explorer"}  # views read tables, so they start fast and need no torch
+TABLES_ONLY = {"charts", "model_charts", "pruning_charts", "report", "panel_charts", "circuit_charts", "concept_charts", "autopsy_report", "trace",
+               "explorer"}  # views read tables, so they start fast and need no torch
 cfg = configparser.ConfigParser(delimiters=["="], interpolation=None)
 cfg.read(ROOT/"settings.ini", encoding="utf-8")
 META = cfg["DEFAULT"]
@@ -47,6 +48,7 @@ def test_a_wheel_carries_the_embedded_data_its_licence_and_the_notebooks(tmp_pat
     subprocess.run([sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path], cwd=ROOT, check=True, capture_output=True)
     built = {str(p.relative_to(tmp_path/"fedinterp")) for p in tmp_path.rglob("*") if p.is_file()}
     assert {"core.py", "_data/fashion_mnist_small.npz", "_data/LICENSE.fashion-mnist", "_nbs/index.ipynb", "_nbs/images/demo.png"} <= built
+    assert any(p.startswith("_data/example/") and p.endswith("autopsy.json") for p in built) and {"static/explorer.js", "static/live.js"} <= built
     code = "from fedinterp.data import load_dataset; import fedinterp; print(fedinterp.__file__, len(load_dataset('fashion_mnist_small').y_train))"
     found = subprocess.run([sys.executable, "-c", code], cwd="/", env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
     assert found.stdout.split() == [str(tmp_path/"fedinterp/__init__.py"), "10000"]
