@@ -107,7 +107,7 @@ def _refitted(frozen, x, y, how, lr, seed):
     if HOW[how]: return fit_linear(x, y[None], rows, *start, HOW[how], seed=seed)
     return train_linear(x, y[None], rows, *start, seed=seed, **PUBLISHED | dict(lr=lr))[-1]
 
-# %% ../nbs/39_answers.ipynb #47d160db
+# %% ../nbs/39_answers.ipynb #356f688c
 @intra_op_threads()
 def ask_head(
     run_or_path,               # a Run, or its folder
@@ -124,7 +124,7 @@ def ask_head(
     choose("refit", how, HOW)
     for name, v, least in (("labels", labels, 1), ("draw", draw, 0), ("seed", seed, 0)):
         if isinstance(v, bool) or not isinstance(v, int) or v < least: raise InputError(f"{name} = {v!r} should be a whole number of at least {least}")
-    if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 < lr < np.inf: raise InputError(f"lr = {lr!r} should be a number above 0")
+    if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 < lr <= 1000: raise InputError(f"lr = {lr!r} should be a number above 0, and at most 1000")
     frozen = _opened(run_or_path, round, client, data)
     x, y = _labelled(frozen, labels, draw, seed)
     after = _refitted(frozen, x, y, how, lr, seed).answers(frozen.x_test, frozen.data.y_test)[0]
@@ -153,12 +153,14 @@ def _alike(a, b):
     ranks = np.stack([_ranks(a), _ranks(b)])
     return float(np.corrcoef(ranks)[0, 1]) if ranks.std(1).min() > 0 else float("nan")
 
-# %% ../nbs/39_answers.ipynb #514394fc
+# %% ../nbs/39_answers.ipynb #60c67826
 def _masks(given, channels):
     "site -> boolean mask, from masks or from the numbers of the kept channels."
     if not isinstance(given, dict): raise InputError(f"circuit = {given!r} should be a Circuit, or {{site: kept channels}}")
     def mask(site, kept):
-        kept, n = np.asarray(kept), channels[choose("site", site, channels)]
+        n = channels[choose("site", site, channels)]
+        try: kept = np.asarray(kept)
+        except ValueError: kept = np.array("ragged")
         if kept.dtype == bool and kept.shape == (n,): return torch.from_numpy(kept)
         if kept.size and (kept.dtype.kind not in "iu" or kept.ndim != 1 or not 0 <= kept.min() <= kept.max() < n):
             raise InputError(f"circuit: the kept channels of {site} should be numbers from 0 to {n - 1}, or a mask of {n}")
@@ -174,15 +176,15 @@ def _cut(model, circuit, data, seed):
     reference = circuit.meta.get("reference") or draw_images(data.y_train.numpy(), 20, rng_for(seed, "circuit", "reference"), every)
     return sliced(gated, _masks(circuit.masks, gated.channels), gated.fill(circuit.ablation, data.x_train[reference]))
 
-# %% ../nbs/39_answers.ipynb #1d4c5756
+# %% ../nbs/39_answers.ipynb #d0761efa
 class PixelMap(NamedTuple):
     "Which pixels speak for a class, and what could refute it."
-    map: np.ndarray      # (H, W): above 0 speaks for the class
+    map: np.ndarray      # (H, W): above 0 speaks for the class; of "saliency": how much it matters, for or against
     control: np.ndarray  # (H, W): the same of the network with weights drawn anew
     correlation: float   # of the ranks of both maps' strengths: near 1, the map shows the picture and not what was learned
     completeness: float  # how far the map is off the sum that it promises, as a share of it; NaN: the method promises none
 
-# %% ../nbs/39_answers.ipynb #6ba5edf3
+# %% ../nbs/39_answers.ipynb #de8209a0
 @intra_op_threads()
 def ask_attribution(
     run_or_path,              # a Run, or its folder
@@ -205,6 +207,7 @@ def ask_attribution(
         raise InputError(f"image = {image!r} should be the number of a shown image, 0 to {len(shown) - 1}")
     x, baseline = data.x_test[shown[image]][None], frozen.once("mean image", lambda: data.x_train.mean(0, keepdim=True))
     model, fresh = (_cut(net, circuit, data, seed) for net in (frozen.model, drawn_anew(frozen.model, seed)))
+    if circuit is not None and not model(x.clone().requires_grad_()).requires_grad: raise InputError("circuit: nothing of an image passes through these channels, so no pixel can speak for a class")
     ours, control = (image_maps(net, x, label, baseline, method=method)[0] for net in (model, fresh))
     change = margin_changes(model, x, label, baseline)[0]
     off = abs(ours.sum(dtype=np.float64) - change) / max(abs(change), 1e-6) if method in ("integrated_gradients", "deeplift") else float("nan")

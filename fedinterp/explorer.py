@@ -37,13 +37,13 @@ class State:
 METRICS = ("AUROC", "J, calibrated", "accuracy")
 PANELS = ("matrix", "verdict", "circuit", "sizes", "head", "rounds", "images", "concepts")
 
-# %% ../nbs/59_explorer.ipynb #84d528e7
+# %% ../nbs/59_explorer.ipynb #79518de4
 def choices(trace:Trace) -> dict: # field -> what it may be
     "What the state of a trace's view may hold."
     meta = trace.meta
     names = [s["name"] for s in meta["subjects"]]
     pinned = [f"{n} @ {r}" for n in names for r in meta["rounds"]]
-    return dict(client=names, cls=meta["classes"], round=meta["rounds"], compare=["", *names, *pinned], ablation=["", *meta["ablations"]],
+    return dict(client=names, cls=meta["classes"], round=meta["rounds"] or [0], compare=["", *names, *pinned], ablation=["", *meta["ablations"]],
                 size=meta["sizes"] or [""], metric=list(METRICS))
 
 def first_state(trace:Trace) -> State:
@@ -53,7 +53,7 @@ def first_state(trace:Trace) -> State:
                  size=may["size"][len(may["size"]) // 2], ablation=may["ablation"][:2][-1],
                  metric="AUROC" if "circuits" in trace.tables else "accuracy")
 
-# %% ../nbs/59_explorer.ipynb #95263c8a
+# %% ../nbs/59_explorer.ipynb #2347e58b
 def _bare(run, reference):
     "What a run knows without an autopsy."
     import pandas as pd
@@ -67,7 +67,9 @@ def found_in(
 ): # tables, verdict, pairs, settings, thumbnails; the folder of its runs
     "What is looked at."
     other = getattr(reference, "id", reference)
-    if isinstance(run, (str, Path)): found, folder = read_found(run), Path(run).parent.parent.parent
+    if isinstance(run, (str, Path)):
+        if (Path(run)/"config.json").exists(): raise InputError(f"{run} is the folder of a run, not of an autopsy: give Explorer Run.open({str(run)!r})")
+        found, folder = read_found(run), Path(run).parent.parent.parent
     elif hasattr(run, "tables"): found, folder = run, Path("runs")
     elif hasattr(run, "path") and hasattr(run, "metrics"):
         kept, folder = newest(run.path, other), run.path.parent
@@ -111,20 +113,29 @@ class Explorer(anywidget.AnyWidget):
 
     def __repr__(self): return f"Explorer({self.given}, state={self.state!r})"
 
-# %% ../nbs/59_explorer.ipynb #b745f255
+# %% ../nbs/59_explorer.ipynb #90ff1785
 @patch
 def _reply(self:Explorer, content) -> dict:
     "The answer to a message of the view: that a kernel is there, or what it asked for."
     question = content.get("ask") if isinstance(content, dict) else None
     if not isinstance(question, dict): return dict(alive="yes")
-    home = self.homes.get(question.get("run"))
-    if home is None or not (Path(home)/question["run"]).is_dir(): answer = dict(error="The run's folder is not at hand, so nothing can be computed: open the explorer on the run.")
+    run = question.get("run")
+    home = self.homes.get(run) if isinstance(run, str) else None
+    if home is None or not (Path(home)/run).is_dir(): answer = dict(error="The run's folder is not at hand, so nothing can be computed: open the explorer on the run.")
     else:
         try: answer = lookup("ask", "view")(question, home)
         except Exception as e: answer = dict(error=f"{type(e).__name__}: {e}")
     return dict(answer=answer, number=content.get("number"))
 
-# %% ../nbs/59_explorer.ipynb #f92f6274
+# %% ../nbs/59_explorer.ipynb #98211046
+def _whole(state) -> State:
+    "The state with plain numbers where numbers belong, and text in `channel`."
+    if not isinstance(state.channel, str): raise InputError(f"channel = {state.channel!r} should be text, such as 'conv2:10', or '' for none")
+    numbers = {name: getattr(state, name) for name in ("round", "concept", "image")}
+    for name, v in numbers.items():
+        if isinstance(v, bool) or not hasattr(v, "__index__") or not -1 <= v < 2**31: raise InputError(f"{name} = {v!r} should be a whole number")
+    return replace(state, **{name: int(v) for name, v in numbers.items()})
+
 @patch
 def _checked(self:Explorer, state) -> State:
     "The state, if this view can show it."
@@ -132,10 +143,13 @@ def _checked(self:Explorer, state) -> State:
         for name in state: choose("field of the state", name, [f.name for f in fields(State)])
         state = replace(self.state if self.cls else first_state(self.recorded), **state)
     if not isinstance(state, State): raise InputError(f"a state is a State, or a dict of its fields; this is a {type(state).__name__}")
-    for name, may in choices(self.recorded).items():
-        given = getattr(state, name)
-        if name == "round" and given not in may: raise InputError(f"round {given!r} was not examined: choose among {may}")
-        if name != "round" and given not in may: choose("model" if name in ("client", "compare") else "class" if name == "cls" else name, given, may)
+    state, options = _whole(state), choices(self.recorded)
+    for name, may in options.items():
+        given, model = getattr(state, name), str(state.compare).partition(" @ ")[0]
+        if given in may: continue
+        if name == "round": raise InputError(f"round {given!r} was not examined: choose among {may}")
+        if name == "compare": may = [m for m in may if m.startswith(f"{model} @ ")] if model in options["client"] else options["client"]
+        choose("model" if name in ("client", "compare") else "class" if name == "cls" else name, given, may)
     known = self.recorded.tables.get("concepts")
     if state.concept != -1 and (known is None or not known.concept.eq(state.concept).any()):
         may = "no dictionary was recorded" if known is None else f"they are numbered from {known.concept.min()} to {known.concept.max()}"
@@ -172,7 +186,7 @@ def figure(self:Explorer, panel:str):
     try: return eval(self.code(panel), known | dict(found=found))
     except KeyError as e: raise InputError(f"this autopsy has no table {e}, which {panel} draws; {self.recorded.meta['calls'].get(e.args[0], 'autopsy(...)')} makes it") from None
 
-# %% ../nbs/59_explorer.ipynb #f48fa486
+# %% ../nbs/59_explorer.ipynb #9c2c5bdf
 def still(
     trace:Trace, state:State,
 ) -> str: # HTML
@@ -180,14 +194,17 @@ def still(
     cell, rows = lambda v: html.escape(str(v)), trace.tables.get("circuits")
     lines = [f"<p>{cell(trace.meta['verdict'])}</p>"]
     if rows is not None:
-        rows = rows[(rows.metric == "AUROC") & (rows.budget.map(str) == state.size) & rows["of"].isin(("circuit", "random"))]
+        rows = rows.assign(client=rows.get("client", "server"), round=rows.get("round", state.round))
+        rows = rows[(rows.metric == "AUROC") & (rows.budget.map(str) == state.size) & rows["of"].isin(("circuit", "random")) & (rows.ablation == (state.ablation or rows.ablation))]
+        far = (rows["round"] - state.round).abs()
+        rows = rows[far == far.groupby([rows.run, rows.client]).transform("min")]
         at = {(r.run, r.client, r.cls, r.of): f"{r.value:.2f} [{r.lo:.2f}, {r.hi:.2f}]" for r in rows.itertuples()}
         known = {(run, client) for run, client, *_ in at}
         seen = [(s, of) for s in trace.meta["subjects"] for of in ("circuit", "random") if (s["run"], s["client"]) in known]
         row = lambda first, others: f"<tr>{first}{''.join(others)}</tr>"
         head = row("<th></th>", (f'<th scope="col">{cell(s["name"])}{", random circuits" * (of == "random")}</th>' for s, of in seen))
         body = [row(f'<th scope="row">{cell(c)}</th>', (f"<td>{at.get((s['run'], s['client'], c, of), '–')}</td>" for s, of in seen)) for c in trace.meta["classes"]]
-        caption = f"AUROC of each class's circuit of size {cell(state.size)}, and of random circuits of that size (worst to best)"
+        caption = f"AUROC of each class's circuit of size {cell(state.size)}, and of random circuits of that size (worst to best); each model in the examined round that is nearest to {state.round}"
         lines.append(f"<table><caption>{caption}</caption>{head}{''.join(body)}</table>")
     return "".join(lines)
 
@@ -224,13 +241,14 @@ def _script() -> str:
     view, page = ((STATIC/name).read_text(encoding="utf-8") for name in ("explorer.js", "page.js"))
     return view.replace("export default {render}", "const explorer = {render}") + page
 
-# %% ../nbs/59_explorer.ipynb #20dc2bd6
+# %% ../nbs/59_explorer.ipynb #5b581da0
 @patch
 def to_html(self:Explorer,
     path:str|Path="explorer.html", # the file; its folder must exist
     title:str="Erased, or misrouted?",
 ) -> Path: # the file
     "Write the view, as it stands, as one offline page."
+    if not isinstance(path, (str, Path)) or not isinstance(title, str): raise InputError(f"path = {path!r} and title = {title!r} should be text")
     path, partial = report_path(path), Path(path).with_name(Path(path).name + ".partial")
     script, encoded = _script(), lambda raw: base64.b64encode(raw).decode()
     shown = asdict(self.state) | dict(projector=self.projector, panel=self.panel)

@@ -195,10 +195,10 @@ def _wake(self:Watch):
         if self._task is None or self._task.done(): self._task = self._loop.create_task(self._pump())
     if self._loop and not self._loop.is_closed(): self._loop.call_soon_threadsafe(run)
 
-# %% ../nbs/60_live.ipynb #970d1ca0
+# %% ../nbs/60_live.ipynb #f021c7c6
 @patch
 def _hear(self:Watch, widget, content, buffers):
-    word = content.get("do")
+    word = content.get("do") if isinstance(content, dict) else None
     if word == "stop": return self.job.stop()
     if word is None: return widget.send(dict(alive="yes"))
     self._wishes.append(word)
@@ -272,7 +272,7 @@ def _begin(job):
         job.start()
         _latest = job
 
-# %% ../nbs/60_live.ipynb #da745986
+# %% ../nbs/60_live.ipynb #f24bf717
 def watch(
     config:Config|dict,        # what defines the experiment
     root:str|Path="runs",      # the folder that holds the run's folder
@@ -282,6 +282,8 @@ def watch(
     model=None,                # a module of one's own, with its weights; default: config.model by name
 ) -> Watch:
     "Train in the background, with a live view; or go on with a run, or show one that is finished."
+    if not isinstance(config, (Config, dict)) or not isinstance(root, (str, Path)):
+        raise InputError(f"config = {config!r} should be a Config or a dict of its fields, and root = {root!r} a folder")
     job = Job(config if isinstance(config, Config) else Config(**config), root, workers=workers, trace=trace, data=data, model=model)
     _begin(job)
     return Watch(job)

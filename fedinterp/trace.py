@@ -146,7 +146,7 @@ def worst_class(found) -> str:
     lost = rows[(rows.metric == "loss") & (rows.cls != "all") & (rows.run == found.pairs[0][0])]
     return lost.loc[lost.value.idxmax(), "cls"] if lost.value.notna().any() else known[0]
 
-# %% ../nbs/54_trace.ipynb #99cc0eaa
+# %% ../nbs/54_trace.ipynb #cb59ccf0
 PAIRED = ("dictionary", "map", "concepts", "gallery", "stitching")  # tables of one pair of models, whose rows do not name the run
 
 def together(
@@ -155,14 +155,15 @@ def together(
     "Several autopsies as one."
     import pandas as pd
     first = founds[0]
-    same = [f for f in founds if f.thumbnails is None or first.thumbnails is None or np.array_equal(f.thumbnails, first.thumbnails)]
+    pictures = next((f.thumbnails for f in founds if f.thumbnails is not None), None)
+    same = [f for f in founds if f.thumbnails is None or np.array_equal(f.thumbnails, pictures)]
     joined = dict.fromkeys(k for f in founds for k in f.tables if k not in PAIRED)
     parts = {k: [f.tables[k] for f in (same if k == "answers" else founds) if k in f.tables] for k in joined}
     tables = {k: table(pd.concat(p, ignore_index=True).drop_duplicates(ignore_index=True)) for k, p in parts.items() if p}
     pairs = list(dict.fromkeys(p for f in founds for p in f.pairs))
     configs = {r: c for f in founds for r, c in f.settings.get("configs", {}).items()}
     return SimpleNamespace(tables=tables | {k: f for k, f in first.tables.items() if k in PAIRED}, verdict=" ".join(f.verdict for f in founds), pairs=pairs,
-                           settings=dict(first.settings, configs=configs), thumbnails=first.thumbnails)
+                           settings=dict(first.settings, configs=configs), thumbnails=pictures)
 
 # %% ../nbs/54_trace.ipynb #3f513c8a
 SHOWN = ("metrics", "counts", "probes", "decomposition", "heads", "circuits", "channels", "edges", "answers", "overlap",

@@ -100,7 +100,8 @@ def test_features_are_read_once_and_few_models_are_kept(run, monkeypatch):
 def test_wrong_questions_about_a_head_are_refused_in_a_sentence(run):
     for given, words in ((dict(labels=10_000), "more than .* holds evenly: .* so ask for 1 to"), (dict(labels=0), "labels = 0 should be a whole number"),
                          (dict(labels=True), "whole number"), (dict(draw=-1), "draw = -1"), (dict(how="full"), "unknown refit"), (dict(lr=0.), "above 0"),
-                         (dict(lr=float("nan")), "above 0"), (dict(lr="fast"), "above 0"), (dict(round=9), "keeps no round 9"), (dict(client="9"), "unknown model of round 2 '9'")):
+                         (dict(lr=float("nan")), "above 0"), (dict(lr="fast"), "above 0"),
+                         (dict(lr=1e308, how="head, by steps"), "at most 1000"), (dict(round=9), "keeps no round 9"), (dict(client="9"), "unknown model of round 2 '9'")):
         with pytest.raises(InputError, match=words): ask_head(run, **given)
 
 
@@ -123,7 +124,8 @@ def test_a_circuit_of_every_channel_is_the_whole_model_and_a_small_one_is_not(ru
     inside = ask_attribution(run, 5, data.classes[1], circuit=small)
     assert not np.allclose(inside.map, model.map, atol=1e-3) and inside.completeness < .15
     assert np.array_equal(ask_attribution(run, 5, data.classes[1], circuit=as_numbers).map, inside.map)
-    for circuit, words in (("conv1", "should be a Circuit"), ({"conv9": [0]}, "unknown site"), ({"conv1": [4]}, "from 0 to 3"), ({"conv1": "ab"}, "from 0 to 3")):
+    for circuit, words in (("conv1", "should be a Circuit"), ({"conv9": [0]}, "unknown site"), ({"conv1": [4]}, "from 0 to 3"), ({"conv1": "ab"}, "from 0 to 3"),
+                           ({"conv1": [[0], [1, 2]]}, "from 0 to 3"), ({"conv1": []}, "nothing of an image passes")):
         with pytest.raises(InputError, match=words): ask_attribution(run, 5, data.classes[1], circuit=circuit)
 
 

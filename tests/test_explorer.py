@@ -25,10 +25,10 @@ from test_lab import lab  # noqa: F401  a fixture
 
 from fedinterp.autopsy import Autopsy
 from fedinterp.core import InputError, RunError
-from fedinterp.explorer import PANELS, Explorer, State, _script, choices, first_state, found_in
+from fedinterp.explorer import PANELS, STATIC, Explorer, State, _script, choices, first_state, found_in
 from fedinterp.run import create
 from fedinterp.table import table
-from fedinterp.trace import SHOWN, calls, example, newest, read_found, trace_of, unpack_trace
+from fedinterp.trace import SHOWN, calls, example, newest, read_found, together, trace_of, unpack_trace
 
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">&\"'"
 
@@ -90,6 +90,39 @@ def test_what_is_no_run_or_another_reference_is_refused(found):
     with pytest.raises(InputError, match="compares with iid, not with x"): found_in(found, "x")
 
 
+def test_the_folder_of_a_run_is_refused_with_the_call_that_opens_it(tmp_path):
+    (tmp_path/"config.json").write_text("{}")
+    with pytest.raises(InputError, match="folder of a run, not of an autopsy: give Explorer Run.open"): Explorer(str(tmp_path))
+    with pytest.raises(InputError, match="should be text"): Explorer(example()).to_html(None)
+
+
+def without_rounds():
+    "What an autopsy of plain models gives: no rounds, no clients."
+    found = example(clients=1)
+    found.tables = {k: table(f.drop(columns=["round", "client"], errors="ignore")) for k, f in found.tables.items() if k not in ("metrics", "counts")}
+    return found
+
+
+def test_the_table_beside_the_widget_is_of_the_state_s_round():
+    found = example(clients=1, deep=True)
+    found.tables["circuits"] = table(found.tables["circuits"].query("run != 'iid' or round == 4").sort_values("round", ascending=False))
+    ex = Explorer(found, state=dict(round=2))
+    rows = found.tables["circuits"].query("metric == 'AUROC' and of == 'circuit' and budget == '0.25' and cls == 'boot' and client == 'server'")
+    said = {r: "{:.2f} [{:.2f}, {:.2f}]".format(*rows.query("run == @run and round == @r")[["value", "lo", "hi"]].iloc[0]) for run, r in (("skewed", 2), ("iid", 4))}
+    shown = ex._repr_mimebundle_()[0]["text/html"]
+    assert all(text in shown for text in said.values()) and "nearest to 2" in shown
+
+
+def test_pictures_are_those_of_the_first_autopsy_that_has_some_and_answers_on_others_are_left_out(found):
+    bare, other = example(seed=1), example(seed=2)
+    for f, name in ((bare, "bare"), (other, "prox")):
+        f.tables["answers"] = table(f.tables["answers"].assign(run=name))
+        f.pairs = [(name, "iid")]
+    bare.thumbnails, bare.tables = None, {k: t for k, t in bare.tables.items() if k != "answers"}
+    both = together([bare, found, other])
+    assert np.array_equal(both.thumbnails, found.thumbnails) and set(both.tables["answers"].run) == {"skewed", "iid"}
+
+
 def test_two_strategies_lie_side_by_side_and_what_belongs_to_one_pair_stays_with_the_first(found):
     other = example(seed=3)
     for name, frame in other.tables.items():
@@ -117,6 +150,7 @@ def test_every_panel_is_a_figure_of_the_rows_that_it_shows_and_its_call_is_writt
 def test_a_question_of_the_view_is_answered_or_refused_in_a_sentence(found, monkeypatch, tmp_path):
     ex, asked = Explorer(found), []
     assert ex._reply("noise") == ex._reply(dict(alive="?")) == dict(alive="yes")
+    for run in (["skewed"], {}, None, 3): assert "not at hand" in ex._reply(dict(ask=dict(run=run)))["answer"]["error"]
     assert "open the explorer on the run" in ex._reply(dict(ask=dict(run="skewed"), number=1))["answer"]["error"]
     (tmp_path/"skewed").mkdir()
     ex.homes["skewed"] = tmp_path
@@ -134,10 +168,13 @@ def test_the_state_goes_round_and_a_wrong_one_is_refused_and_changes_nothing(fou
     assert ex.state == whole and eval(repr(ex)[len("Explorer(found, state="):-1]) == whole
     assert Explorer(found, state=ex.state).state == whole
     for wrong, words in ((dict(cls="boots"), "unknown class 'boots'.*did you mean 'boot'"), (dict(client="client 9"), "unknown model"), (dict(round=77), "round 77 was not examined"),
-                         (dict(concept=40), "no concept 40: they are numbered from 0 to 23"), (dict(colour=1), "unknown field of the state 'colour'"), (3, "a state is a State")):
+                         (dict(concept=40), "no concept 40: they are numbered from 0 to 23"), (dict(colour=1), "unknown field of the state 'colour'"), (3, "a state is a State"),
+                         (dict(image="7"), "image = '7' should be a whole number"), (dict(image=10**30), "should be a whole number"), (dict(round=True), "round = True should be"),
+                         (dict(channel=5), "channel = 5 should be text"), (dict(compare="reference @ 9"), "choose from reference @ 0"),
+                         (dict(compare="nobody @ 1"), "unknown model 'nobody @ 1': choose from client 0")):
         with pytest.raises(InputError, match=words): ex.state = wrong
     assert ex.state == whole
-    ex.state = dict(round=1)
+    ex.state = dict(round=np.int64(1))  # as a table gives it
     assert ex.state == replace(whole, round=1)
 
 
@@ -356,6 +393,9 @@ def test_the_csv_is_exactly_the_rows_of_the_table_and_the_table_shows_them(chrom
         assert len(merged) == len(trials) == len(trials.drop_duplicates(keys)) and (merged.value == merged.value_want).all() and (merged.lo == merged.lo_want).all()
         view("[data-panel=verdict] [data-do=table]").click()
         assert view("[data-panel=verdict] tbody tr").count() == len(trials)
+        view("[data-panel=verdict] .fi-rows").focus()
+        view.tab.keyboard.press("ArrowDown")  # scrolls the table, and chooses nothing
+        assert view.value("size") == "0.25"
         view.after(view("[data-panel=matrix] [data-client=reference][data-cls=coat]").click)  # an open table follows as well
         assert "coat" in view("[data-panel=verdict] tbody").inner_text() and "dress" not in view("[data-panel=verdict] tbody").inner_text()
 
@@ -437,6 +477,99 @@ def test_without_scripts_the_page_still_has_its_figures(chromium, page_file, fou
     assert tab.locator("main tr").count() == 5 and found.verdict in tab.inner_text("main")
     tab.context.close()
     assert page_file.stat().st_size < 5_000_000 and "default-src 'none'" in page_file.read_text(encoding="utf-8")
+
+
+def test_a_button_keeps_the_focus_when_its_panel_is_drawn_anew_and_arrows_choose_images(chromium, page_file):
+    with Visit(chromium, page_file) as view:
+        active = "document.activeElement.dataset.do || document.activeElement.dataset.panel"
+        view("[data-do=next]").focus()
+        view.press("Enter", "Enter")
+        assert view.tab.evaluate(active) == "next"
+        view("[data-panel=images]").focus()
+        drawn = [int(n) for n in view(".fi-answer").evaluate_all("nodes => nodes.map(n => n.dataset.image)")]
+        view.press("ArrowRight", "ArrowRight")
+        assert view("[data-image-card]").get_attribute("data-image-card") == str(drawn[1])
+        view.press("ArrowLeft")
+        assert view("[data-image-card]").get_attribute("data-image-card") == str(drawn[0]) and view.tab.evaluate(active) == "images"
+        with view.tab.expect_download() as download: view("[data-panel=images] [data-do=picture]").click()
+        assert download.value.suggested_filename.endswith(".png")
+
+
+def test_a_caption_names_the_round_of_each_model_and_what_is_missing_beside_it(chromium, tmp_path):
+    found = example(clients=2, deep=True)
+    for name in ("circuits", "channels", "edges"): found.tables[name] = table(found.tables[name].query("run != 'iid' or round == 4"))
+    found.tables["circuits"] = table(found.tables["circuits"].query("client != '1'"))
+    deep = found.tables["circuits"].query("budget == '0.25' or run == 'iid'")
+    found.tables["circuits"] = table(deep)
+    with Visit(chromium, Explorer(found).to_html(tmp_path/"d.html"), "#client=client%200&round=2&compare=reference%20@%201") as view:
+        for panel in ("verdict", "circuit", "sizes"): assert "reference: of round 4, the nearest examined" in view(f"[data-panel={panel}] .fi-caption").inner_text()
+        assert "reference (round 4)" in view("[data-panel=matrix] .fi-caption").inner_text()
+        box = view("[data-panel=sizes] .fi-body svg").first.bounding_box()
+        marks = view("[data-panel=sizes] svg[role=img]").evaluate("svg => [...svg.querySelectorAll('path, circle')].map(n => n.getBoundingClientRect()).map(r => [r.left, r.right])")
+        assert all(box["x"] <= left and right <= box["x"] + box["width"] for left, right in marks)  # three sizes beside one: all inside
+        view.after(lambda: view("[data-key=compare]").select_option("client 1"))
+        assert "Nothing of this kind was computed for client 1" in view("[data-panel=verdict] .fi-caption").inner_text()
+        assert "client 1" not in view("[data-panel=sizes] .fi-legend").inner_text()
+        view.after(lambda: view("[data-key=client]").select_option("client 1"))
+        assert "deep=True)" in view("[data-panel=verdict] .fi-missing pre").inner_text() and not view("[data-panel=verdict] [data-do=csv]").is_visible()
+
+
+def test_figures_without_intervals_or_values_leave_no_mark_and_no_error(chromium, tmp_path):
+    found = example(clients=1)
+    for name, where, lost in (("circuits", "metric == 'TPR, calibrated'", ["value", "lo", "hi"]), ("circuits", "of == 'random'", ["lo", "hi"]), ("heads", "cls == 'coat'", ["value", "lo", "hi"]),
+                              ("heads", "cls == 'boot'", ["lo", "hi"]), ("metrics", "cls == 'coat'", ["value"])):
+        found.tables[name].loc[found.tables[name].query(where).index, lost] = np.nan
+    for link in ("#cls=coat", "#cls=boot"):
+        with Visit(chromium, Explorer(found).to_html(tmp_path/"n.html"), link) as view:
+            assert not view.tab.evaluate("[...document.querySelectorAll('svg *')].some(n => [...n.attributes].some(a => a.value.includes('NaN')))")
+
+
+def test_an_autopsy_of_models_without_rounds_clients_or_pictures_is_shown(chromium, tmp_path):
+    found = without_rounds()
+    found.thumbnails = None
+    with Visit(chromium, Explorer(found).to_html(tmp_path/"m.html"), "#image=1e99&concept=999") as view:
+        assert view("[data-key=round]").count() == 0 and view("[data-figure=AUROC]").count() == 1
+        assert int(view("[data-concept]").get_attribute("data-concept")) < 24  # a link to a concept that is not there is passed over
+        view.after(view("[data-panel=images] .fi-answer").first.click)
+        assert view("[data-image-card]").count() == 1
+
+
+def test_a_name_from_right_to_left_leaves_the_numbers_in_their_order_and_two_views_share_no_name(chromium, tmp_path):
+    path = Explorer(example(names=("ملابس", "b"))).to_html(tmp_path/"r.html")
+    ids = []
+    for _ in range(2):
+        with Visit(chromium, path, "#cls=ملابس") as view:
+            assert view("[data-kind=hits] h4 bdi").inner_text() == "ملابس"
+            ids.append(view("pattern").get_attribute("id"))
+    assert ids[0] != ids[1]
+
+
+def test_a_view_that_is_closed_before_its_trace_is_read_leaves_nothing_behind(chromium, found):
+    tab = chromium.new_context().new_page()
+    tab.add_script_tag(type="module", content=(STATIC/"explorer.js").read_text(encoding="utf-8").replace("export default {render}", "window.render = render"))
+    tab.wait_for_function("() => !!window.render")
+    left = """async trace => {
+      let left = 0
+      window.setInterval = () => { left++ }
+      const bytes = new DataView(Uint8Array.from(atob(trace), c => c.charCodeAt(0)).buffer), model = {get: () => bytes, on() { left++ }, off() { left-- }, send() {}}
+      render({model, el: document.body})()
+      await new Promise(done => setTimeout(done, 400))
+      return [left, document.querySelectorAll(".fi").length]
+    }"""
+    assert tab.evaluate(left, base64.b64encode(Explorer(found).trace).decode()) == [0, 0]
+    tab.context.close()
+
+
+def test_the_code_of_a_view_of_runs_imports_what_it_names(chromium, tmp_path, config):
+    run = create(tmp_path/"it's", config, [np.arange(3)])
+    run.metrics = lambda: table([dict(run="skewed", round=r, client="server", cls=c, metric="accuracy", value=.5, n=10) for r in range(2) for c in ("all", "a\r\"'\\")])
+    with Visit(chromium, Explorer(run).to_html(tmp_path/"c.html")) as view:
+        view("[data-panel=rounds] [data-do=code]").click()
+        code = view("[data-panel=rounds] .fi-code").text_content()
+    names = {}
+    exec(code.splitlines()[1], names)
+    assert names["Run"] and eval(re.search(r"cls=(.*), round=", code)[1]) == "a\r\"'\\"
+    compile(code, "code", "exec")
 
 
 # ---------------------------------------------------------------- in JupyterLab and Voila
@@ -541,6 +674,7 @@ def test_a_head_is_refitted_and_an_image_attributed_live_and_a_restarted_kernel_
         legend = "text => document.querySelector('[data-panel=head] .fi-legend').textContent.includes(text)"
         tab.keyboard.press("ArrowLeft")
         tab.wait_for_function(legend, arg="live: head, 150 labels", timeout=60_000)
+        assert tab.locator("[data-live=labels]").get_attribute("aria-valuetext") == "150"
         first = tab.locator("[data-panel=head] svg").first.evaluate("n => n.outerHTML")
         for _ in range(4): tab.keyboard.press("ArrowLeft")
         tab.wait_for_function(legend, arg="live: head, 30 labels", timeout=60_000)
@@ -549,11 +683,19 @@ def test_a_head_is_refitted_and_an_image_attributed_live_and_a_restarted_kernel_
         tab.locator("[data-live=lr]").focus()
         tab.keyboard.press("ArrowRight")
         tab.wait_for_function(legend, arg="by steps", timeout=60_000)
+        assert tab.locator("[data-do=attribute]").is_disabled()  # until there is an image to ask about
         tab.locator("[data-panel=images] .fi-thumb").first.click()
         tab.wait_for_selector("[data-image-card]")
         tab.click("[data-do=attribute]")
         tab.wait_for_selector("[data-attributed]", timeout=60_000)
-        assert "rank correlation" in tab.inner_text("[data-attributed]") and tab.locator(".fi-heat").count() == 2
+        assert "Rank correlation" in tab.inner_text("[data-attributed]") and tab.locator(".fi-heat").count() == 2
+        tab.locator("[data-panel=images]").focus()
+        tab.keyboard.press("[")  # answers are of the last round only: card and map stay of the same model
+        tab.wait_for_selector("[data-panel=images] .fi-note:has-text('Of round 2')")
+        assert tab.locator("[data-attributed]").count() == 1
+        tab.locator("[data-live=method]").select_option("saliency")
+        tab.click("[data-do=attribute]")
+        tab.wait_for_selector("[data-attributed]:has-text('reacts to the pixel, for or against')", timeout=60_000)  # absolute values speak for nothing
         page.shot("explorer-live")
         with tab.expect_download() as download: tab.click("[data-panel=head] [data-do=csv]")
         rows = pd.read_csv(download.value.path())

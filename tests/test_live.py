@@ -178,6 +178,8 @@ def test_a_folder_that_another_process_trains_into_is_refused(tiny, config, tmp_
 def test_a_wrong_experiment_is_refused_by_the_call_before_anything_is_written(tiny, config, tmp_path, wrong):
     with pytest.raises(InputError): watch(config.replace(**wrong), tmp_path/"runs", data=tiny)
     with pytest.raises(InputError): watch(config, tmp_path/"runs", data=tiny, workers=0)
+    for given, root in ((3, tmp_path), ([config], tmp_path), (config, 3)):
+        with pytest.raises(InputError, match="should be a Config or a dict of its fields"): watch(given, root)
     assert not (tmp_path/"runs").exists() and running() is None
 
 
@@ -248,6 +250,14 @@ def test_only_the_loop_writes_and_buttons_only_leave_a_word(tiny, config, tmp_pa
     assert writers == {threading.main_thread().name}
     assert [s["round"] for s in seen if s["state"] == "running"] == sorted(s["round"] for s in seen if s["state"] == "running")
     assert np.frombuffer(w.live.history, "<f8").reshape(-1, 7)[:, 0].tolist() == list(range(9))
+
+
+def test_a_message_that_is_no_wish_does_nothing(tiny, config, tmp_path):
+    w = watch(config, tmp_path, workers=1, data=tiny)
+    w.wait()
+    shown = w.live.now
+    for noise in (None, 3, "stop", ["stop"], {}, dict(do={}), dict(do=["stop"]), dict(do="rm")): w._hear(w.live, noise, [])
+    assert not w._tick() and w.live.now == shown and w.state == "finished"
 
 
 def test_a_wish_that_cannot_be_granted_is_told_in_the_view(tiny, config, tmp_path):

@@ -118,9 +118,10 @@ const PANELS = [ // in the order of the keys 1, 2, 3 ... that jump to them
   ["head", "What does refitting the head repair?"], ["rounds", "Over the rounds"],
   ["images", "Which images?"], ["concepts", "Concepts"]]
 const NEEDS = {matrix: null, rounds: "metrics", verdict: "circuits", circuit: "channels", sizes: "circuits", images: "answers", concepts: "concepts", head: "heads"}
+const NEEDS_DEEP = ["circuits", "channels", "answers", "heads"] // which look into clients when they are asked to
 const STATE = ["client", "cls", "round", "compare", "ablation", "size", "metric", "concept", "image", "channel"]
 const PIN = / @ (\d+)$/ // what stands behind a model that is pinned at a round
-const REFITS = ["bias only", "scale + bias", "head", "head, by steps"], LABELS = [10, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000], MAPS = {integrated_gradients: "integrated gradients", saliency: "gradient"}
+const REFITS = ["bias only", "scale + bias", "head", "head, by steps"], LABELS = [10, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000], MAPS = {integrated_gradients: "integrated gradients", saliency: "gradient, absolute"}
 const LONG = 20 // more classes than these scroll, or the strongest are drawn
 const METRICS = {"AUROC": "AUROC of the circuit", "J, calibrated": "J (calibrated)", "accuracy": "accuracy"}
 const WORDS = {
@@ -130,13 +131,11 @@ const WORDS = {
   "not testable": "There are too few right answers to test it.",
 }
 
-let views = 0 // so that two views on a page do not share the names of their patterns
-
 class View {
   constructor(model, el) {
-    Object.assign(this, {model, el, used: {}, said: "", playing: null, open: new Set(), whole: new Set(), stale: new Set(), replies: new Map(), asked: 0, brushed: null, off: [], id: `fi-hatch-${++views}`})
+    Object.assign(this, {model, el, used: {}, said: "", playing: null, open: new Set(), whole: new Set(), stale: new Set(), replies: new Map(), asked: 0, questions: 0, brushed: null, off: [], id: `fi-${Math.random().toString(36).slice(2)}`})
     this.build()
-    this.ready = readTrace(model.get("trace")).then(trace => { this.trace = trace; this.begin() })
+    this.ready = readTrace(model.get("trace")).then(trace => { if (this.closed) return; this.trace = trace; this.begin() })
     this.ready.catch(error => { this.live.textContent = `This trace cannot be read: ${error.message}`; throw error })
   }
 
@@ -154,16 +153,16 @@ class View {
   build() {
     this.live = h("p", {class: "fi-live", "aria-live": "polite"})
     this.tip = h("div", {class: "fi-tip", role: "tooltip", hidden: true})
-    this.controls = h("div", {class: "fi-controls", role: "toolbar", "aria-label": "What is shown"})
+    this.controls = h("div", {class: "fi-controls", role: "group", "aria-label": "What is shown"})
     this.says = h("p", {class: "fi-says"})
     this.grid = h("div", {class: "fi-grid"})
     this.panels = {}
     for (const [i, [name, title]] of PANELS.entries()) {
-      const body = h("div", {class: "fi-body"}), caption = h("p", {class: "fi-caption"}), rows = h("div", {class: "fi-rows", hidden: true})
+      const body = h("div", {class: "fi-body"}), caption = h("p", {class: "fi-caption"}), rows = h("div", {class: "fi-rows", hidden: true, tabindex: "0", role: "region", "aria-label": `rows of ${i + 1}`})
       const tools = h("span", {class: "fi-tools"},
         h("button", {type: "button", "data-do": "table", "aria-expanded": "false", text: "table", title: "Show as table", onclick: () => this.toggle(name)}),
         h("button", {type: "button", "data-do": "csv", text: "CSV", title: "Save exactly the rows that are drawn", onclick: () => this.save(name)}),
-        h("button", {type: "button", "data-do": "picture", text: "picture", title: "Save the drawing: SVG, or PNG of wiring and map", onclick: () => this.picture(name)}),
+        h("button", {type: "button", "data-do": "picture", text: "picture", title: "Save the drawing: SVG, or PNG of wiring, images and map", onclick: () => this.picture(name)}),
         h("button", {type: "button", "data-do": "code", "aria-expanded": "false", text: "code", title: "The call that makes this figure", onclick: () => this.toggleCode(name)}))
       const code = h("pre", {class: "fi-code", hidden: true}), extra = h("div", {class: "fi-extra", hidden: true})
       const node = h("section", {class: "fi-panel", "data-panel": name, tabindex: "0", "aria-label": `${i + 1}: ${title}`},
@@ -201,7 +200,7 @@ class View {
     this.theme()
   }
   on(event, f) { this.model.on(event, f); this.off.push(() => this.model.off(event, f)) }
-  close() { this.play(false); clearTimeout(this.pending?.timer); this.off.forEach(f => f()); cancelAnimationFrame(this.frame); this.root.remove() }
+  close() { this.closed = true; this.play(false); clearTimeout(this.pending?.timer); this.off.forEach(f => f()); cancelAnimationFrame(this.frame); this.root.remove() }
 
   theme() {
     const lab = document.body.dataset.jpThemeLight
@@ -230,7 +229,7 @@ class View {
     const next = this.wanted
     this.wanted = null
     if (!next || this.replies.get(next.key)?.rows || this.replies.get(next.key)?.map) return this.redo(next?.panel)
-    const number = ++this.asked, timer = setTimeout(() => this.answered({number, answer: {error: "The kernel does not answer; what was recorded is shown."}}), 20000)
+    const number = `${this.id} ${++this.questions}`, timer = setTimeout(() => this.answered({number, answer: {error: "The kernel does not answer; what was recorded is shown."}}), 20000)
     this.pending = {...next, number, timer}
     try { this.model.send({ask: next.question, number}) } catch { this.answered({number, answer: {error: "There is no kernel; what was recorded is shown."}}) }
     this.redo(next.panel)
@@ -266,8 +265,10 @@ class View {
     const {how, labels, draw, lr} = this.knobs, live = how.value !== "recorded", found = {how: how.value, labels: LABELS[labels.value], draw: Number(draw.value), lr: Number((10 ** (-4 + lr.value / 5)).toPrecision(2))}
     labels.disabled = draw.disabled = !live
     lr.disabled = how.value !== "head, by steps"
-    for (const k of ["labels", "draw"]) this.readings[k].textContent = live ? found[k] : "–"
-    this.readings.lr.textContent = lr.disabled ? "–" : found.lr
+    for (const k of ["labels", "draw", "lr"]) {
+      this.readings[k].textContent = this.knobs[k].disabled ? "–" : found[k]
+      this.knobs[k].setAttribute("aria-valuetext", found[k]) // the number that it stands for, not the notch
+    }
     return found
   }
   refit() { // asks for a head; what it answers is drawn beside what was recorded
@@ -278,11 +279,9 @@ class View {
   }
   attribute() {
     const now = this.at, who = this.of(now.client)
-    if (now.image < 0) { this.says_("Choose an image first."); return }
-    this.lit_ = {what: "attribution", run: who.run, client: who.client, round: now.round, cls: now.cls, image: now.image, seed: this.trace.meta.seed, method: this.method.value}
+    this.lit_ = {what: "attribution", run: who.run, client: who.client, round: this.roundOf(this.trace.tables.answers) ?? now.round, cls: now.cls, image: now.image, seed: this.trace.meta.seed, method: this.method.value}
     this.ask("images", this.lit_)
   }
-  says_(text) { this.live.textContent = text }
 
   // -------------------------------------------------------------- controls
 
@@ -345,7 +344,7 @@ class View {
     if (e.ctrlKey || e.metaKey || e.altKey || !this.trace) return
     const typing = e.target.matches("input:not([type=range]), textarea")
     if (typing && e.key !== "Escape") return
-    const name = e.target.closest("[data-panel]")?.dataset.panel, own = e.target.matches("select, input, button, summary")
+    const name = e.target.closest("[data-panel]")?.dataset.panel, own = e.target.matches("select, input, button, .fi-rows")
     const number = "123456789".indexOf(e.key)
     const shift = (list, key, by) => { const at = list.indexOf(this.get(key)); this.set({[key]: list[clamp(at + by, 0, list.length - 1)]}) }
     const m = this.trace.meta, by = {ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1}[e.key], along = e.key === "ArrowLeft" || e.key === "ArrowRight"
@@ -360,6 +359,7 @@ class View {
     else if (name === "sizes" || (name === "verdict" && !along)) m.sizes.length && shift(m.sizes, "size", by)
     else if (name === "matrix" && !along) shift(m.subjects.map(x => x.name), "client", by)
     else if (name === "concepts") this.nextConcept(by)
+    else if (name === "images" && along) this.nextImage(by)
     else if (name === "circuit") this.nextChannel(by, along)
     else shift(m.classes, "cls", by)
     e.preventDefault()
@@ -401,7 +401,15 @@ class View {
       const p = this.panels[name], room = rooms[i], need = NEEDS[name]
       const found = need && !this.trace.tables[need] ? this.missing(need) : this[name](room, size)
       p.extra.hidden = !p.extra.childNodes.length || (need && !this.trace.tables[need])
+      const active = this.root.getRootNode().activeElement, held = p.body.contains(active) ? active.dataset.do : null
       if (found.nodes) p.body.replaceChildren(...[found.nodes].flat())
+      if (held !== null) (held && p.body.querySelector(`[data-do="${held}"]`) || p.node).focus({preventScroll: true}) // the same button, drawn anew
+      const rows = this.used[name].length > 0, able = {table: rows, csv: rows, picture: !!p.body.querySelector("svg[role=img], canvas[role=img]")}
+      for (const [word, can] of Object.entries(able)) {
+        const tool = p.node.querySelector(`.fi-tools [data-do=${word}]`)
+        if (!can && tool === active) p.node.focus({preventScroll: true})
+        tool.hidden = !can
+      }
       const on = this.trace.meta.classes.length > LONG && p.body.querySelector(".fi-scroll .fi-rowon"), box = on && on.closest(".fi-scroll")
       if (box) box.scrollTop = on.getAttribute("y") - box.clientHeight / 2
       p.caption.replaceChildren(...[found.caption].flat().filter(Boolean))
@@ -415,7 +423,9 @@ class View {
   missing(table, who) {
     const call = this.trace.meta.calls[table]
     const why = who ? `Nothing of this kind was computed for ${who}.` : "This was not computed."
-    return {nodes: h("div", {class: "fi-missing"}, h("p", {text: why}), call && h("p", {text: who ? "It was for the models of this call:" : "This call computes it, and a new explorer shows it:"}), call && h("pre", {}, h("code", {text: call})))}
+    const about = who && this.of(who), client = about && about.client !== "server" && about.run === this.trace.meta.subjects[0].run && NEEDS_DEEP.includes(table)
+    const does = client ? "This call looks into every client that the run has kept:" : who ? "It was for the models of this call:" : "This call computes it, and a new explorer shows it:"
+    return {nodes: h("div", {class: "fi-missing"}, h("p", {text: why}), call && h("p", {text: does}), call && h("pre", {}, h("code", {text: client ? call.replace(/\)$/, ", deep=True)") : call})))}
   }
   use(panel, table, rows) { this.used[panel].push([table, rows]); return rows }
   say() {
@@ -433,17 +443,26 @@ class View {
   }
   roundOf(table, name = this.at.client) { // the examined round of a model that is nearest to the chosen one, or to the one that it is pinned at
     if (!table.has("round")) return null
-    const who = this.of(name), pinned = PIN.exec(name), asked = pinned ? Number(pinned[1]) : this.at.round
+    const who = this.of(name), asked = this.asks(name)
     const known = table.known("round", Object.fromEntries(["run", "client"].filter(c => table.has(c) && who[c] != null).map(c => [c, who[c]])))
     return known.length ? nearest(known, asked) : asked
   }
-  note(table) { // says so, where what is shown is of another round than the chosen one
-    const r = table.has("round") ? this.roundOf(table) : null
-    return r != null && r !== this.at.round ? h("span", {class: "fi-note", text: ` Of round ${r}, the nearest examined.`}) : null
+  asks(name) { const pinned = PIN.exec(name); return pinned ? Number(pinned[1]) : this.at.round }
+  note(table) { // says so, where what is shown of a model is of another round than it says, or where there is nothing to show beside it
+    const said = this.shown().map((name, k) => {
+      const bare = name.replace(PIN, ""), r = this.roundOf(table, name)
+      if (k && !(this.where(table, name) && table.select(this.where(table, name)).length)) return ` Nothing of this kind was computed for ${bare}.`
+      return r == null || r === this.asks(name) ? "" : ` ${k ? `${bare}: of` : "Of"} round ${r}, the nearest examined.`
+    }).join("")
+    return said ? h("span", {class: "fi-note", text: said}) : null
   }
   trial(metric, of, name, more = {}) {
     const t = this.trace.tables.circuits, w = t && this.where(t, name, {round: this.roundOf(t, name), cls: this.at.cls, budget: this.at.size, ablation: this.at.ablation || null, metric, of, ...more})
     return w ? t.select(w)[0] : undefined
+  }
+  count(t, rows) { // of test images, as n is said: one number, or from the least to the most
+    const n = rows.map(i => t.at(i, "n")), [least, most] = [Math.min(...n), Math.max(...n)]
+    return least === most ? many(most) : `${many(least)}–${many(most)}`
   }
   interval(t, i, form = two) { return i == null ? "–" : `${form(t.at(i, "value"))} [${form(t.at(i, "lo"))}, ${form(t.at(i, "hi"))}]` }
   // "server (Dirichlet 0.1)"
@@ -505,8 +524,10 @@ class View {
     const keys = this.legend([["not measured", s("rect", {x: 4, y: 0, width: 18, height: 14, fill: `url(#${this.id})`})],
       !accuracy && ["not above random circuits", s("circle", {cx: 13, cy: 7, r: 4, fill: "none", stroke: "currentColor", "stroke-width": 1.5})], held.length && ["images held", s("circle", {cx: 13, cy: 7, r: 6, fill: this.c.soft})]].filter(Boolean))
     keys.prepend(bar)
-    const count = t && drawn.length ? `n = ${many(t.at(drawn[0], "n"))} test images${accuracy ? " a class" : ""}; intervals on each cell (point at it). ` : ""
-    return {nodes: [h("div", {class: "fi-scroll"}, svg), keys], caption: [`${METRICS[now.metric]}${accuracy ? "" : `, circuits of ${percent(Number(now.size))} of the channels`}. ${count}`, t && drawn.length ? this.note(t) : null]}
+    const count = t && drawn.length ? `n = ${this.count(t, drawn)} test images${accuracy ? " a class" : ""}; intervals on each cell (point at it, or table). ` : ""
+    const off = t ? names.map(x => [x, this.roundOf(t, x)]).filter(([, r]) => r != null && r !== now.round).map(([x, r]) => `${x} (round ${r})`) : []
+    const late = off.length ? h("span", {class: "fi-note", text: `Of another round, the nearest examined: ${off.slice(0, 4).join(", ")}${off.length > 4 ? ` and ${off.length - 4} more` : ""}.`}) : null
+    return {nodes: [h("div", {class: "fi-scroll"}, svg), keys], caption: [`${METRICS[now.metric]}${accuracy ? "" : `, circuits of ${percent(Number(now.size))} of the channels`}. ${count}`, late]}
   }
 
   // ---- a plot with axes, for B and E
@@ -563,10 +584,10 @@ class View {
     const lines = kinds.map(([name, colour, dash]) => ({name, colour, dash, ribbon: .15, rows: o.select({run: this.of(now.client).run, cls: now.cls, site: "all", metric: `${name} adjusted`})})).filter(l => l.rows.length)
     for (const l of lines) { this.use("rounds", o, l.rows); l.points = points(o, l.rows, l.name) }
     const nodes = [this.plot(W, u * (lines.length ? 16 : 23), u, {...common, y: [0, 1], series, form: percent, ylabel: `accuracy, ${now.cls}`, label: `accuracy over the rounds for ${who.join(", ")}`}), this.legend(keys)]
-    if (lines.length) nodes.push(this.plot(W, u * 13, u, {...common, y: [0, 1], series: lines, form: two, ylabel: `overlap of circuits, adjusted for chance, ${now.cls}`, label: "overlap over the rounds"}),
+    if (lines.length) nodes.push(this.plot(W, u * 13, u, {...common, y: [Math.floor(Math.min(0, ...lines.flatMap(l => l.points.flatMap(p => [p.v, p.lo])).filter(Number.isFinite)) * 5) / 5, 1], series: lines, form: two, ylabel: `overlap of circuits, adjusted for chance, ${now.cls}`, label: "overlap over the rounds"}),
       this.legend(lines.map(l => [l.name, s("line", {x1: 0, x2: 26, y1: 7, y2: 7, stroke: l.colour, "stroke-width": 2.6, "stroke-dasharray": l.dash})])))
-    const n = series[0]?.points.length ? t.at(this.used.rounds[0][1][0], "n") : null
-    return {nodes, caption: `${n ? `n = ${many(n)} test images of the class; bands and bars` : "Bars"}: 95 % intervals. Click, or [ and ], to choose the round.`}
+    const own = this.used.rounds.filter(([table]) => table === t).flatMap(([, rows]) => rows)
+    return {nodes, caption: `${own.length ? `n = ${this.count(t, own)} test images of the class; bands and bars` : "Bars"}: 95 % intervals.${lines.length ? " Overlap: the mean over pairs of circuits; bands over repeated searches." : ""} Click, or [ and ], to choose the round.`}
   }
 
   // ---- C
@@ -579,23 +600,24 @@ class View {
     const ends = [["J, calibrated", "circuit"], ["J, calibrated", "random"], ["AUROC", "random"]].map(([m, of]) => this.trial(m, of, now.client)).filter(i => i != null).map(i => t.at(i, "lo")).filter(Number.isFinite)
     const low = Math.floor(Math.min(0, ...ends) * 4) / 4, left = width("TPR · FPR", u) + u * 1.3, wide = W - left - u * 1.2, X = v => left + (clamp(v, low, 1) - low) / (1 - low) * wide, high = u * 3.9, nodes = []
     for (const v of [...(low < 0 ? [low] : []), 0, .25, .5, .75, 1]) nodes.push(s("line", {x1: X(v), x2: X(v), y1: u * .4, y2: high * 3 + u * .4, class: "fi-rule"}), s("text", {x: X(v), y: high * 3 + u * 1.6, "text-anchor": "middle", class: "fi-soft", text: String(v).replace("-", "−")}))
-    const bar = (i, y, colour) => s("line", {x1: X(t.at(i, "lo")), x2: X(t.at(i, "hi")), y1: y, y2: y, stroke: colour, "stroke-width": 2.4})
-    const dot = (i, y, paint, shape, tip) => { const m = this.mark(X(t.at(i, "value")), y, u * .38, shape, paint); m.dataset.tip = tip; return m }
+    const known = (i, ...columns) => columns.every(c => Number.isFinite(t.at(i, c)))
+    const bar = (i, y, colour) => known(i, "lo", "hi") && s("line", {x1: X(t.at(i, "lo")), x2: X(t.at(i, "hi")), y1: y, y2: y, stroke: colour, "stroke-width": 2.4})
+    const dot = (i, y, paint, shape, tip) => { if (!known(i, "value")) return null; const m = this.mark(X(t.at(i, "value")), y, u * .38, shape, paint); m.dataset.tip = tip; return m }
     const lines = [["TPR", "TPR · FPR"], ["J, calibrated", "J"], ["AUROC", "AUROC"]]
     lines.forEach(([metric, name], r) => {
       const y = u * .4 + high * (r + .5), rates = metric === "TPR"
       nodes.push(s("text", {x: left - u, y, "text-anchor": "end", "dominant-baseline": "central", text: name}))
       if (!rates) {
         const random = get(metric, "random"), full = get(metric, "full model")
-        if (random != null) nodes.push(s("rect", {x: X(t.at(random, "lo")), width: Math.max(X(t.at(random, "hi")) - X(t.at(random, "lo")), 1), y: y - high * .36, height: high * .72, class: "fi-band", "data-tip": `${t.at(random, "draws")} random circuits of this size, worst to best: ${this.interval(t, random)}`}),
+        if (random != null && known(random, "value", "lo", "hi")) nodes.push(s("rect", {x: X(t.at(random, "lo")), width: Math.max(X(t.at(random, "hi")) - X(t.at(random, "lo")), 1), y: y - high * .36, height: high * .72, class: "fi-band", "data-tip": `${t.at(random, "draws")} random circuits of this size, worst to best: ${this.interval(t, random)}`}),
           s("line", {x1: X(t.at(random, "value")), x2: X(t.at(random, "value")), y1: y - high * .36, y2: y + high * .36, class: "fi-mid"}))
-        if (full != null) nodes.push(s("line", {x1: X(t.at(full, "value")), x2: X(t.at(full, "value")), y1: y - high * .42, y2: y + high * .42, class: "fi-full", "data-tip": `full model: ${this.interval(t, full)}`}))
+        if (full != null && known(full, "value")) nodes.push(s("line", {x1: X(t.at(full, "value")), x2: X(t.at(full, "value")), y1: y - high * .42, y2: y + high * .42, class: "fi-full", "data-tip": `full model: ${this.interval(t, full)}`}))
       }
       [[now.client, this.c.blue, "circle", other ? -u * .55 : 0], other && [other, this.c.orange, "diamond", u * .55]].filter(Boolean).forEach(([who, colour, shape, dy]) => {
         if (rates) {
           const [hit, miss] = ["TPR, calibrated", "FPR, calibrated"].map(k => get(k, "circuit", who))
           if (hit == null || miss == null) return
-          nodes.push(s("line", {x1: X(t.at(miss, "value")), x2: X(t.at(hit, "value")), y1: y + dy, y2: y + dy, stroke: colour, "stroke-width": 1.4, "stroke-dasharray": "2 3"}), bar(hit, y + dy, colour), bar(miss, y + dy, colour),
+          nodes.push(known(hit, "value") && known(miss, "value") && s("line", {x1: X(t.at(miss, "value")), x2: X(t.at(hit, "value")), y1: y + dy, y2: y + dy, stroke: colour, "stroke-width": 1.4, "stroke-dasharray": "2 3"}), bar(hit, y + dy, colour), bar(miss, y + dy, colour),
             dot(miss, y + dy, {hollow: colour}, shape, `${who}: FPR ${this.interval(t, miss)}`), dot(hit, y + dy, {fill: colour}, shape, `${who}: TPR ${this.interval(t, hit)}`))
         } else {
           const i = who === now.client && metric === "AUROC" ? own : get(metric, "circuit", who)
@@ -722,13 +744,14 @@ class View {
     const random = points(now.client, "random"), full = points(now.client, "full model"), bare = points(now.client, "untrained")
     series.push({colour: this.c.soft, dash: "6 4", thin: true, ribbon: .3, wide: u * .9, points: random}, {colour: this.c.ink, dash: "2 3", thin: true, points: full.map(p => ({...p, lo: NaN}))})
     if (bare.length) series.push({colour: this.c.soft, shape: "diamond", hollow: true, loose: true, points: bare})
-    if (this.shown()[1]) series.push({colour: this.c.orange, shape: "diamond", points: points(now.compare, "circuit")})
+    const beside = this.shown()[1] ? points(now.compare, "circuit") : []
+    if (beside.length) series.push({colour: this.c.orange, shape: "diamond", points: beside})
     series.push({colour: this.c.blue, points: own})
     const line = (colour, dash) => s("line", {x1: 0, x2: 26, y1: 7, y2: 7, stroke: colour, "stroke-width": 2.4, "stroke-dasharray": dash})
-    keys.push([now.client, line(this.c.blue), this.mark(13, 7, 4, "circle", {fill: this.c.blue})], this.shown()[1] && [spell(now.compare), line(this.c.orange), this.mark(13, 7, 4, "diamond", {fill: this.c.orange})], ["full model", line(this.c.ink, "2 3")],
+    keys.push([now.client, line(this.c.blue), this.mark(13, 7, 4, "circle", {fill: this.c.blue})], beside.length && [spell(now.compare), line(this.c.orange), this.mark(13, 7, 4, "diamond", {fill: this.c.orange})], ["full model", line(this.c.ink, "2 3")],
       ["random circuits", s("rect", {x: 0, y: 1, width: 26, height: 12, class: "fi-band"}), line(this.c.soft, "6 4")], bare.length && ["circuit of an untrained network", this.mark(13, 7, 4, "diamond", {hollow: this.c.soft})])
     const every = series.flatMap(l => l.points.flatMap(p => [p.v, p.lo, p.hi])).filter(Number.isFinite), low = Math.floor(Math.min(...every, metric === "AUROC" ? .5 : 0) * 5) / 5
-    const shares = own.map(p => p.x), pad = Math.max((Math.max(...shares) - Math.min(...shares)) * .08, .02), chosen = own.find(p => p.size === now.size)
+    const shares = [...new Set(series.flatMap(l => l.points.map(p => p.x)))].sort((a, b) => a - b), pad = Math.max((Math.max(...shares) - Math.min(...shares)) * .08, .02), chosen = own.find(p => p.size === now.size)
     const near = v => own.reduce((a, b) => Math.abs(b.x - v) < Math.abs(a.x - v) ? b : a)
     return {nodes: [this.plot(W, u * 20, u, {x: [Math.max(Math.min(...shares) - pad, 0), Math.min(Math.max(...shares) + pad, 1)], y: [low, 1], series, cursor: chosen?.x, form: two, xform: percent, ticks: shares, xlabel: "share of the channels kept",
       ylabel: `${METRICS[metric]}, ${now.cls}`, pick: v => this.set({size: near(v).size}), label: `${metric} over the size of the circuit`}), this.legend(keys.filter(Boolean))],
@@ -740,6 +763,7 @@ class View {
   images(W, u) {
     const t = this.trace.tables.answers, now = this.at, {pictures} = this.trace
     let size = now.size
+    this.lit.disabled = true
     const rowsOf = (name, of, budget) => { const w = this.where(t, name, {round: this.roundOf(t, name), cls: now.cls, of, ...(of === "circuit" ? {budget, ablation: now.ablation || null} : {})}); return w ? t.select(w) : [] }
     const own = rowsOf(now.client, "circuit", size).length ? rowsOf(now.client, "circuit", size) : this.trace.meta.sizes.flatMap(b => { const rows = rowsOf(now.client, "circuit", b); if (rows.length) size = b; return rows.length ? [rows] : [] }).pop() || []
     if (!own.length) return this.missing("answers", now.client)
@@ -756,8 +780,8 @@ class View {
     const groups = kinds.map(([name, rows, of], g) => {
       const most = this.whole.has(name) ? rows.length : fit * (g ? 1 : 2), left = rows.length - most
       const thumb = i => { const node = this.thumb(t.at(i, "image"), tip(i), u); node.classList.add("fi-answer"); if (differs(i)) node.classList.add("fi-differs"); return node }
-      return h("div", {class: "fi-answers", "data-kind": name}, h("h4", {}, h("span", {text: name}), ` ${many(rows.length)} of ${many(of)} ${g === 2 ? "other images" : `images of ${now.cls}`}${of ? ` (${percent(rows.length / of)})` : ""}`),
-        h("div", {class: "fi-thumbs"}, rows.slice(0, most).map(thumb), rows.length ? null : h("em", {class: "fi-soft", text: "none"}), (left > 0 || this.whole.has(name)) && h("button", {type: "button", text: left > 0 ? `and ${many(left)} more` : "fewer", onclick: () => { this.whole.has(name) ? this.whole.delete(name) : this.whole.add(name); this.redo("images") }})))
+      return h("div", {class: "fi-answers", "data-kind": name}, h("h4", {}, h("span", {text: name}), ` ${many(rows.length)} of ${many(of)} ${g === 2 ? "other images" : "images of "}`, g === 2 ? null : h("bdi", {text: now.cls}), of ? ` (${percent(rows.length / of)})` : ""),
+        h("div", {class: "fi-thumbs"}, rows.slice(0, most).map(thumb), rows.length ? null : h("em", {class: "fi-soft", text: "none"}), (left > 0 || this.whole.has(name)) && h("button", {type: "button", "data-do": `more ${name}`, text: left > 0 ? `and ${many(left)} more` : "fewer", onclick: () => { this.whole.has(name) ? this.whole.delete(name) : this.whole.add(name); this.redo("images") }})))
     })
     const many_ = other.size ? own.filter(differs).length : 0
     const keys = other.size ? this.legend([[`the circuit of ${spell(now.compare)} says otherwise (${many(many_)} of ${many(own.filter(i => other.has(t.at(i, "image"))).length)} images)`, s("rect", {x: 5, y: 1, width: 14, height: 12, fill: "none", stroke: this.c.orange, "stroke-width": 2, "stroke-dasharray": "4 2"})]]) : null
@@ -765,16 +789,21 @@ class View {
     return {nodes: [h("div", {class: stacked ? "fi-stack" : "fi-row"}, h("div", {style: `width:${Math.floor(wide)}px`, class: "fi-mapside"}, groups, keys), h("div", {class: "fi-side"}, card))],
       caption: [`What the circuit of ${percent(Number(size))} of the channels says of ${many(own.length)} test images, by its calibrated margin; most certain first${pictures ? "" : "; pictures were not recorded"}.${size !== now.size ? ` Of this size, the only one recorded for ${now.client}.` : ""}`, this.note(t)]}
   }
+  nextImage(by) { // arrows go through the pictures that are drawn
+    const drawn = [...this.panels.images.body.querySelectorAll(".fi-answer")].map(n => Number(n.dataset.image)), at = drawn.indexOf(this.at.image)
+    if (drawn.length) this.set({image: drawn[at < 0 ? (by > 0 ? 0 : drawn.length - 1) : clamp(at + by, 0, drawn.length - 1)]})
+  }
   imageCard(i, {t, full, other}, u) { // the chosen image, and which of its pixels carry the margin
     const now = this.at
-    if (i == null) return h("p", {class: "fi-soft", text: now.image >= 0 ? `Image ${now.image} is not among those that were recorded here.` : "Click an image to see what each model says of it, and which pixels carry it."})
+    this.lit.disabled = i == null
+    if (i == null) return h("p", {class: "fi-soft", text: now.image >= 0 ? `Image ${now.image} is not among those that were recorded here.` : "Click an image, or use the arrows, to see what each model says of it, and which pixels carry it."})
     const k = t.at(i, "image"), line = (name, v, data) => v == null ? null : h("tr", {}, h("th", {scope: "row", text: name}), h("td", {"data-margin": data, text: two(v)}), h("td", {text: v > 0 ? `says ${now.cls}` : `says not ${now.cls}`}))
-    const answer = this.lit_ && this.lit_.image === k && this.lit_.cls === now.cls && this.lit_.run === this.of(now.client).run && this.lit_.client === this.of(now.client).client && this.lit_.round === now.round ? this.replies.get(JSON.stringify(this.lit_)) : null
-    const waits = this.pending?.panel === "images"
-    return [h("div", {class: "fi-chosenimage"}, h("div", {class: "fi-large"}, this.thumb(k, `image ${k}`, u)), answer?.map && h("div", {class: "fi-large"}, this.heat(k, answer, "map"), h("span", {class: "fi-soft", text: MAPS[this.lit_.method]})), answer?.control && h("div", {class: "fi-large"}, this.heat(k, answer, "control"), h("span", {class: "fi-soft", text: "its control: untrained"}))),
+    const answer = this.lit_ && this.lit_.image === k && this.lit_.cls === now.cls && this.lit_.run === this.of(now.client).run && this.lit_.client === this.of(now.client).client && this.lit_.round === (this.roundOf(t) ?? now.round) ? this.replies.get(JSON.stringify(this.lit_)) : null
+    const waits = this.pending?.panel === "images", signed = this.lit_?.method !== "saliency"
+    return [h("div", {class: "fi-chosenimage"}, h("div", {class: "fi-large"}, this.thumb(k, `image ${k}`, u)), answer?.map && h("div", {class: "fi-large"}, this.heat(k, answer, "map"), h("span", {class: "fi-soft", text: MAPS[this.lit_.method]})), answer?.control && h("div", {class: "fi-large"}, this.heat(k, answer, "control"), h("span", {class: "fi-soft", text: "control: weights drawn anew"}))),
       h("p", {}, h("b", {"data-image-card": k, text: `image ${k}`}), `, ${t.at(i, "truth")}`), h("table", {class: "fi-mini"}, h("caption", {text: `margin of ${now.cls}, calibrated`}), line("circuit", t.at(i, "value"), "circuit"), line("full model", full.get(k), "full"), other.size ? line(`circuit of ${spell(now.compare)}`, other.get(k), "beside") : null),
       waits && h("p", {class: "fi-soft", text: "the kernel computes …"}), answer?.error && h("p", {class: "fi-note", text: answer.error}),
-      answer?.map && h("p", {class: "fi-soft", "data-attributed": k, text: `Blue speaks for ${now.cls}, orange against. The map's sum is off the change in the margin by ${percent1(answer.completeness)}; its rank correlation with the map of the same network without training is ${two(answer.correlation)}${Math.abs(answer.correlation) > .5 ? ": much of it does not come from training" : ""}.`})]
+      answer?.map && h("p", {class: "fi-soft", "data-attributed": k, text: `${signed ? `Of the full model's margin: blue speaks for ${now.cls}, orange against.` : `The bluer, the more the full model's margin of ${now.cls} reacts to the pixel, for or against.`}${answer.completeness == null ? "" : ` The map's sum is off the change in the margin by ${percent1(answer.completeness)}.`} Rank correlation with the map of the same network, its weights drawn anew: ${two(answer.correlation)}${Math.abs(answer.correlation) > .5 ? "; much of the map does not come from training" : ""}.`})]
   }
   heat(image, answer, which) { // a signed map over its picture
     const values = answer[which].flat(), [H, W] = answer.shape, p = this.trace.pictures, most = Math.max(...values.map(Math.abs), 1e-12), canvas = h("canvas", {width: W, height: H, class: "fi-thumb fi-heat", role: "img", "aria-label": `${which} of image ${image}`}), g = canvas.getContext("2d"), pixels = g.createImageData(W, H)
@@ -795,7 +824,7 @@ class View {
     const spots = map ? map.select({metric: m}) : [], fire = k => t.select({run: side, cls: now.cls, concept: k, metric: "activation"})[0]
     const strength = spots.map(i => { const r = fire(map.at(i, "concept")); return r == null ? 0 : t.at(r, "value") }), top = Math.max(...strength, 1e-9)
     this.order = spots.map((i, j) => [map.at(i, "concept"), strength[j]]).filter(([k]) => !this.brushed || this.brushed.has(k)).sort((a, b) => b[1] - a[1]).map(([k]) => k)
-    const chosen = now.concept >= 0 ? now.concept : this.order[0] ?? -1
+    const chosen = now.concept >= 0 && t.select({concept: now.concept}).length ? now.concept : this.order[0] ?? -1
     this.concept = chosen
     const stacked = W < u * 52, wide = stacked ? W : Math.round(W * .4), H = Math.round(Math.min(wide * .78, u * 27)), pad = u
     const nodes = []
@@ -836,10 +865,10 @@ class View {
         this.drawn = null
         this.set({concept: inside.length ? inside.reduce((a, c) => c[3] > a[3] ? c : a)[2] : chosen})
       })
-      const found = h("input", {type: "search", inputmode: "numeric", placeholder: "number", size: 6, "aria-label": "search a concept by its number", onchange: ev => { const text = ev.target.value.trim(), k = Number(text); if (text !== "" && t.select({concept: k}).length) this.set({concept: k, image: -1}); else if (text !== "") this.live.textContent = `There is no concept ${text}.` }})
+      const found = h("input", {type: "search", "data-do": "find", inputmode: "numeric", placeholder: "number", size: 6, "aria-label": "search a concept by its number", onchange: ev => { const text = ev.target.value.trim(), k = Number(text); if (text !== "" && t.select({concept: k}).length) this.set({concept: k, image: -1}); else if (text !== "") { ev.target.setCustomValidity(`There is no concept ${text}.`); ev.target.reportValidity() } }, oninput: ev => ev.target.setCustomValidity("")})
       nodes.push(h("div", {class: "fi-mapside", style: `width:${wide}px`}, h("p", {class: "fi-axis", text: `${spots.length} concepts by direction (${m}); ${this.c.dark ? "lighter" : "darker"}: fires more for ${now.cls}`}), h("div", {class: "fi-over"}, canvas, box),
         h("p", {class: "fi-pickers"}, h("button", {type: "button", "data-do": "previous", text: "‹", "aria-label": "previous concept", onclick: () => this.nextConcept(-1)}), h("button", {type: "button", "data-do": "next", text: "›", "aria-label": "next concept", onclick: () => this.nextConcept(1)}),
-          h("label", {}, "find ", found), this.brushed ? h("button", {type: "button", text: `${this.brushed.size} brushed: clear`, onclick: () => { this.brushed = null; this.drawn = null; this.later() }}) : h("span", {class: "fi-soft", text: "drag to brush"}))))
+          h("label", {}, "find ", found), this.brushed ? h("button", {type: "button", "data-do": "clear", text: `${this.brushed.size} brushed: clear`, onclick: () => { this.brushed = null; this.drawn = null; this.later() }}) : h("span", {class: "fi-soft", text: "drag to brush"}))))
     }
     const big = u > 16 && !stacked, card = chosen >= 0 ? this.card(chosen, u, big || stacked ? W : W - wide - u * 2) : null
     if (card) nodes.push(h("div", {class: "fi-card"}, card.facts, !big && card.bars))
@@ -888,8 +917,9 @@ class View {
   }
   thumb(image, tip, u) {
     const p = this.trace.pictures
-    if (!p || image >= p.shape[0]) return h("span", {text: `#${image} `})
-    const [, H, W, C = 1] = p.shape, canvas = h("canvas", {width: W, height: H, class: this.get("image") === image ? "fi-thumb fi-picked" : "fi-thumb", "data-image": image, "data-tip": tip, role: "img", "aria-label": tip, onclick: () => this.set({image: this.get("image") === image ? -1 : image})})
+    const on = this.get("image") === image, about = {"data-image": image, "data-tip": tip, role: "img", "aria-label": tip, onclick: () => this.set({image: on ? -1 : image})}
+    if (!p || image >= p.shape[0]) return h("span", {...about, class: on ? "fi-number fi-picked" : "fi-number", text: `#${image}`})
+    const [, H, W, C = 1] = p.shape, canvas = h("canvas", {...about, width: W, height: H, class: on ? "fi-thumb fi-picked" : "fi-thumb"})
     const g = canvas.getContext("2d"), pixels = g.createImageData(W, H), from = image * H * W * C
     for (let i = 0; i < H * W; i++) { for (let c = 0; c < 3; c++) pixels.data[4 * i + c] = p.data[from + i * C + (C === 3 ? c : 0)]; pixels.data[4 * i + 3] = 255 }
     g.putImageData(pixels, 0, 0)
@@ -911,19 +941,19 @@ class View {
     const top = u * .3, X = v => left + v * (W - left - u * 1.6), H = top + sum(names.map(high)) + u * 1.7, nodes = [], rows = []
     for (const v of [0, .25, .5, .75, 1]) nodes.push(s("line", {x1: X(v), x2: X(v), y1: top, y2: H - u * 1.7, class: "fi-rule"}), s("text", {x: X(v), y: H - u * .4, "text-anchor": "middle", class: "fi-soft", text: percent(v)}))
     const cell = i => ({value: t.at(i, "value"), lo: t.at(i, "lo"), hi: t.at(i, "hi"), n: t.at(i, "n")}), said = f => `${percent(f.value)} [${percent(f.lo)}, ${percent(f.hi)}]`
-    const figures = (get, cls) => steps.map(m => { const i = get(cls, m); if (i != null) rows.push(i); return i == null ? null : [looks[m], m, cell(i)] }).filter(Boolean)
+    const figures = (get, cls) => steps.map(m => { const i = get(cls, m); if (i != null) rows.push(i); return i == null ? null : [looks[m], m, cell(i)] }).filter(f => f && Number.isFinite(f[2].value))
     const draw = (group, found, y, spread, tip, faint) => found.forEach(([[, colour, shape, hollow], metric, f], k) => {
       const at = spread ? y + (k - (found.length - 1) / 2) * u * .74 : y, mark = this.mark(X(f.value), at, u * .32, shape, hollow ? {hollow: colour} : {fill: colour})
       mark.dataset.tip = `${tip}, ${metric}: ${said(f)}`
       if (faint) mark.setAttribute("opacity", ".6")
-      if (spread) group.append(s("line", {x1: X(f.lo), x2: X(f.hi), y1: at, y2: at, stroke: colour, "stroke-width": 2, opacity: faint ? .6 : 1}))
+      if (spread && Number.isFinite(f.lo) && Number.isFinite(f.hi)) group.append(s("line", {x1: X(f.lo), x2: X(f.hi), y1: at, y2: at, stroke: colour, "stroke-width": 2, opacity: faint ? .6 : 1}))
       group.append(mark)
     })
     let below = top
     for (const c of names) {
       const row = high(c), y = below + row / 2, on = c === now.cls, found = figures(own, c), values = found.map(([, , f]) => f.value)
       const fresh = live?.rows.find(r => r.cls === c && r.metric === live.how)
-      if (fresh) found.push([["", this.c.green, "diamond", false], `live: ${live.how}`, {...fresh, lo: fresh.lo ?? NaN, hi: fresh.hi ?? NaN}])
+      if (fresh && fresh.value != null) found.push([["", this.c.green, "diamond", false], `live: ${live.how}`, {...fresh, lo: fresh.lo ?? NaN, hi: fresh.hi ?? NaN}])
       below += row
       const group = s("g", {class: c === "all" ? "" : "fi-hit", "data-cls": c, onclick: () => c !== "all" && this.set({cls: c})}, s("rect", {x: 0, y: y - row / 2, width: W, height: row, rx: 3, class: on ? "fi-rowon" : "fi-rowoff"}),
         s("text", {x: left - u * .6, y: pinned && wide(c) ? y - row / 4 : y, "text-anchor": "end", "dominant-baseline": "central", class: on ? "fi-on" : "", text: short(c, left - u, u)}), !wide(c) && values.length && s("line", {x1: X(Math.min(...values)), x2: X(Math.max(...values)), y1: y, y2: y, class: "fi-mid"}))
@@ -937,7 +967,7 @@ class View {
     this.use("head", t, rows)
     const labels = t.has("samples") && rows.length ? Math.max(...rows.map(i => t.at(i, "samples"))) : 0, key = ([words, colour, shape, hollow]) => [words, this.mark(13, 7, 4.6, shape, hollow ? {hollow: colour} : {fill: colour})]
     return {nodes: [h("div", {class: "fi-scroll"}, s("svg", {width: W, height: H, role: "img", "aria-label": `accuracy before and after refitting, ${now.client}`}, nodes)), this.legend([...steps.map(m => key(looks[m])), ...(live ? [key([`live: ${live.how}, ${many(live.labels)} labels`, this.c.green, "diamond", false])] : [])])],
-      caption: [`Accuracy of ${this.label(now.client)}${rows.length ? `; n = ${many(t.at(rows[0], "n"))} test images` : ""}${labels ? `, refitted on ${labels} labels` : ""}; bars for all and the chosen class: 95 % intervals.`, rows.length ? this.note(t) : null, live && live.round !== this.roundOf(t) ? ` Live: round ${live.round}.` : null]}
+      caption: [`Accuracy of ${this.label(now.client)}${rows.length ? `; n = ${many(t.at(rows[0], "n"))} test images` : ""}${labels ? `, refitted on ${labels} labels${t.has("draws") ? `, ${Math.max(...rows.map(i => t.at(i, "draws")))} draws` : ""}` : ""}; bars for all and the chosen class: 95 % intervals.`, rows.length ? this.note(t) : null, live && live.round !== this.roundOf(t) ? ` Live: round ${live.round}.` : null]}
   }
   refitted() { // the live head, if one was asked for and answered; the last one stays while the next is on its way
     const q = this.live_, answer = q && this.replies.get(JSON.stringify(q)), {took} = this.readings
@@ -974,8 +1004,10 @@ class View {
       h("tbody", {}, rows.slice(0, most).map(r => h("tr", {}, keep.map(j => h("td", {text: cell(r[j])})))))))
   }
   code(name) { // Python that makes the same view, and the same figure for paper
-    const python = v => typeof v === "number" ? String(v) : `'${v.replaceAll("\\", "\\\\").replaceAll("'", "\\'").replaceAll("\n", "\\n")}'`
-    return `from fedinterp.explorer import Explorer, State\nex = Explorer(${this.trace.meta.given || "found"}, state=State(${STATE.map(k => `${k}=${python(this.at[k])}`).join(", ")}))\nex.figure(${python(name)})  # an Altair chart; ex.code(${python(name)}) is the call behind it`
+    const python = v => typeof v === "number" ? String(v) : `'${JSON.stringify(v).slice(1, -1).replaceAll("'", "\\'")}'`, given = this.trace.meta.given || "found" // JSON's escapes are Python's too
+    const opens = given.includes("Run.open(") ? "from fedinterp.run import Run\n" : ""
+    const call = `ex = Explorer(${given}, state=State(${STATE.map(k => `${k}=${python(this.at[k])}`).join(", ")}))`
+    return `from fedinterp.explorer import Explorer, State\n${opens}${call}\nex.figure(${python(name)})  # an Altair chart; ex.code(${python(name)}) is the call behind it`
   }
   toggleCode(name) {
     const p = this.panels[name]
@@ -993,8 +1025,17 @@ class View {
     link.click()
     setTimeout(() => URL.revokeObjectURL(link.href), 1000)
   }
+  album() { // the pictures that are drawn, under their headings
+    const groups = [...this.panels.images.body.querySelectorAll(".fi-answers")].map(g => [g.querySelector("h4").textContent, [...g.querySelectorAll("canvas")]]), side = 56
+    const most = Math.max(...groups.map(([, thumbs]) => thumbs.length), 8), canvas = h("canvas", {width: most * (side + 4) + 20, height: groups.length * 92 + 12}), g = canvas.getContext("2d")
+    const paint = (colour, ...box) => { g.fillStyle = colour; if (box.length) g.fillRect(...box) }
+    paint(this.c.paper, 0, 0, canvas.width, canvas.height)
+    Object.assign(g, {imageSmoothingEnabled: false, font: "14px system-ui, sans-serif"})
+    groups.forEach(([heading, thumbs], k) => { paint(this.c.ink); g.fillText(heading, 10, k * 92 + 26); thumbs.forEach((t, j) => g.drawImage(t, 10 + j * (side + 4), k * 92 + 34, side, side)) })
+    return canvas
+  }
   picture(name) { // the panel's first drawing, by itself: an SVG with its looks written into it, or the pixels of a canvas
-    const body = this.panels[name].body, file = `${name}-${this.at.client}-${this.at.cls}`, canvas = body.querySelector("canvas[role=img]:not(.fi-thumb)"), svg = body.querySelector("svg[role=img]")
+    const body = this.panels[name].body, file = `${name}-${this.at.client}-${this.at.cls}`, canvas = name === "images" ? this.album() : body.querySelector("canvas[role=img]:not(.fi-thumb)"), svg = body.querySelector("svg[role=img]")
     if (canvas) return canvas.toBlob(blob => this.download(blob, `${file}.png`))
     if (!svg) return
     const copy = svg.cloneNode(true), looks = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-weight", "font-family"], from = [svg, ...svg.querySelectorAll("*")]

@@ -40,6 +40,8 @@ function short(text, room, px) { // the text, cut where it does not fit
   return letters.join("") + "…"
 }
 
+const apart = name => name && `\u2068${name}\u2069` // a name written from right to left leaves the number behind it alone
+
 // ---------------------------------------------------------------- one chart: made once, patched after
 
 class Chart {
@@ -54,7 +56,7 @@ class Chart {
     this.node = h("figure", {class: "fl-chart"}, h("figcaption", {text: title}), this.svg)
   }
   draw(room, px, rounds, data, high) { // data: one list of [round, value] a line
-    const says = l => `${short(l.name, px * 6.5, px)} ${this.format(l.last)}`.trim()
+    const says = l => `${apart(short(l.name, px * 6.5, px))} ${this.format(l.last)}`.trim()
     this.lines.forEach((l, i) => { l.last = data[i].length ? data[i][data[i].length - 1][1] : NaN })
     const widest = Math.max(...this.lines.map(l => width(says({...l, last: 1}), px))) + px // of all, so that the axis stays when the label changes
     const tall = px * 15.5, left = px * 3.2, right = Math.max(Math.ceil(widest / px) * px, px * 4.2), top = px * .6, bottom = px * 2.1
@@ -267,7 +269,7 @@ class Live {
     const box = this.root.getBoundingClientRect(), at = e.clientX - chart.svg.getBoundingClientRect().left
     const row = this.held.reduce((a, b) => Math.abs(chart.x(b[0]) - at) < Math.abs(chart.x(a[0]) - at) ? b : a), name = this.accuracy.lines[this.about.classes.length].name
     this.point(row[0])
-    this.tip.textContent = `round ${row[0]}: accuracy ${percent(row[2])}` + (name ? `, ${name} ${percent(row[3 + this.about.classes.indexOf(name)])}` : "") + `, loss ${two(row[1])}`
+    this.tip.textContent = `round ${row[0]}: accuracy ${percent(row[2])}` + (name ? `, ${apart(name)} ${percent(row[3 + this.about.classes.indexOf(name)])}` : "") + `, loss ${two(row[1])}`
     this.tip.hidden = false
     this.tip.style.left = `${clamp(e.clientX - box.left + 14, 0, Math.max(box.width - this.tip.offsetWidth - 4, 0))}px`
     this.tip.style.top = `${e.clientY - box.top + 18}px`

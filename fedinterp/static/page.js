@@ -17,7 +17,7 @@ class Model {
     const given = new URLSearchParams(link.slice(1)), types = {number: Number, boolean: v => v === "true", string: String}
     for (const k of this.kept) if (given.has(k)) {
       const v = types[typeof this.values[k]](given.get(k))
-      if (!Number.isNaN(v) && (!this.values.choices[k] || this.values.choices[k].includes(v))) this.set(k, v)
+      if ((typeof v !== "number" || Number.isSafeInteger(v)) && (!this.values.choices[k] || this.values.choices[k].includes(v))) this.set(k, v)
     }
   }
 }
