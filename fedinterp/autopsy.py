@@ -203,13 +203,15 @@ def load(cls:Autopsy, folder:str|Path) -> Autopsy:
         return cls(frames, rest["verdict"], [tuple(p) for p in rest["pairs"]], rest["settings"], pictures)
     except (OSError, ValueError, KeyError, TypeError) as e: raise RunError(f"{folder} holds no autopsy that can be read ({e})") from None
 
-# %% ../nbs/49_autopsy.ipynb #d253339f
+# %% ../nbs/49_autopsy.ipynb #60ab2817
 def _rounds(subjects, rounds):
     "The rounds to look at, which every run must have kept."
     runs = [s.run for s in subjects if s.run]
     if not runs and rounds is not None: raise InputError("rounds choose models of a run; here models were given")
     if not runs: return [None]
-    rounds = [runs[0].done] if rounds is None else runs[0].rounds if rounds == "all" else [int(r) for r in np.atleast_1d(rounds)]
+    try: rounds = [runs[0].done] if rounds is None else runs[0].rounds if isinstance(rounds, str) and rounds == "all" else [int(r) for r in np.atleast_1d(rounds)]
+    except (TypeError, ValueError): rounds = []
+    if not rounds: raise InputError(f"rounds should be numbers, or 'all': choose among {runs[0].rounds}")
     for run in runs:
         lacks = [r for r in rounds if r not in run.rounds]
         if lacks: raise InputError(f"{run.id} keeps no round {lacks[0]}: choose among {run.rounds}")
@@ -217,12 +219,15 @@ def _rounds(subjects, rounds):
 
 def _settings(pairs, rounds, diagnostics, **given):
     "What the result depends on, JSON only, checked."
-    wanted = [diagnostics] if isinstance(diagnostics, str) else list(diagnostics or ASKED)
+    wanted = list(ASKED) if diagnostics is None else list(diagnostics) if isinstance(diagnostics, (list, tuple)) and diagnostics else [diagnostics]
     for name in wanted: choose("diagnostic", name, ASKED)
-    sizes = sorted(float(v) for v in np.atleast_1d(given["sizes"]))
+    try: sizes = sorted(float(v) for v in np.atleast_1d(given["sizes"]))
+    except (TypeError, ValueError): sizes = []
     if not sizes or not 0 < sizes[0] <= sizes[-1] <= 1: raise InputError(f"sizes = {given['sizes']!r} should be shares of the channels, such as (0.1, 0.2, 0.35)")
-    for name in ("budget", "draws"):
-        if isinstance(given[name], bool) or not isinstance(given[name], int) or given[name] < 1: raise InputError(f"{name} = {given[name]!r} should be a whole number of at least 1")
+    for name, least in (("budget", 1), ("draws", 1), ("seed", 0)):
+        if isinstance(given[name], bool) or not isinstance(given[name], int) or given[name] < least: raise InputError(f"{name} = {given[name]!r} should be a whole number of at least {least}")
+    for name in ("circuits", "dictionary"):
+        if not isinstance(given[name], (dict, type(None))): raise InputError(f"{name} = {given[name]!r} should be a dict of arguments, such as dict(steps=30)")
     configs = {s.name: s.run.config.model_dump() for pair in pairs for s in pair if s and s.run}
     whole = dict(given, sizes=sizes, rounds=rounds, diagnostics=[d for d in ASKED if d in wanted], configs=configs)
     return whole | dict(circuits={"steps": 30} if given["circuits"] is None else given["circuits"], dictionary=given["dictionary"] or {})

@@ -211,3 +211,12 @@ def test_the_report_opens_offline_on_a_desk_and_on_a_phone_without_a_word_on_the
     assert tab.locator("figure svg.marks").count() == len(FIGURES)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     tab.context.close()
+
+
+@pytest.mark.parametrize("wrong, words", [
+    (dict(rounds="x"), "rounds should be numbers"), (dict(rounds=[]), "rounds should be numbers"), (dict(sizes="x"), "shares of the channels"), (dict(seed="x"), "seed = 'x'"),
+    (dict(circuits=3), "a dict of arguments"), (dict(diagnostics=3), "unknown diagnostic"), (dict(dictionary=[1]), "a dict of arguments")])
+def test_a_wrong_setting_is_refused_in_a_sentence_before_anything_is_computed(wrong, words):
+    from fedinterp.run import Run
+    from fedinterp.trace import shipped
+    with pytest.raises(InputError, match=words): autopsy(Run.list(shipped())[0], progress=False, **wrong)
