@@ -21,7 +21,7 @@ from fedinterp.core import Config, InputError, rng_for
 from fedinterp.cost import account, cost, latency, to_target, total
 from fedinterp.data import Dataset, balanced_indices, load_dataset
 from fedinterp.overlap import adjusted_iou, iou
-from fedinterp.pruning import bits_only
+from fedinterp.pruning import bits_only, squares_sent
 from fedinterp.run import Run
 from fedinterp.shrink import shrink
 from fedinterp.train import train
@@ -36,6 +36,7 @@ TASKS = {
 WISH = "flops -50%, bytes -65%"  # what the paper reports
 METHODS = {  # name -> (strategy, its settings)
     "dense FedAvg": ("fedavg", {}),
+    "dense FedAvg, 2 rounds more": ("fedavg", {}),  # as many local epochs as those that explore
     "random mask, 30 %": ("random_mask", dict(pruned=.3)),
     "magnitude, 30 %": ("magnitude", dict(pruned=.3)),
     "EFLPrune stand-in, 30 %": ("eflprune_standin", dict(pruned=.3)),
@@ -67,7 +68,8 @@ def jobs():
     found = [job for s in SEEDS for job in [(t, m, "clean", s) for m in METHODS for t in TASKS] + [("CIFAR-10", m, h, s) for m in TRIED_HARD for h in HARD if h != "clean"]]
     for task, method, hard, seed in found:
         strategy, args = METHODS[method]
-        yield task, method, hard, Config(**COMMON, **TASKS[task], seed=seed, strategy=strategy, strategy_args=args, corrupt=HARD[hard])
+        more = 2 * method.endswith("rounds more")
+        yield task, method, hard, Config(**COMMON | dict(rounds=ROUNDS + more), **TASKS[task], seed=seed, strategy=strategy, strategy_args=args, corrupt=HARD[hard])
 
 
 def train_all(root, part, of):
@@ -96,7 +98,8 @@ def moved(run):
 def figures(run, dense, data):
     "One run's row, with its account and its accuracies."
     shape = tuple(data.x_train.shape[1:])
-    bill = account(run, sends=bits_only) if run.config.strategy == "fedmask" else account(run)
+    sent = {"fedmask": dict(sends=bits_only), "prunefl": dict(beside=squares_sent(run) if run.config.strategy == "prunefl" else None)}
+    bill = account(run, **sent.get(run.config.strategy, {}))
     spent, explored = (bill[bill["round"] == r].set_index("metric").total for r in (bill["round"].max(), 0))
     scores = run.metrics().query("client == 'server' and cls == 'all' and metric == 'accuracy'").sort_values("round")
     small, weights = shrink(run.model(), shape), run.server()
@@ -178,5 +181,6 @@ if __name__ == "__main__":
     parser.add_argument("--part", type=int, default=0)
     parser.add_argument("--of", type=int, default=1)
     given = parser.parse_args()
+    Path(given.out).mkdir(parents=True, exist_ok=True)
     if given.what == "train": train_all(given.root, given.part, given.of)
     else: (tables if given.what == "tables" else circuits)(given.root, given.out)

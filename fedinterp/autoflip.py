@@ -16,7 +16,17 @@ from .masks import METRICS, Explored, competing, keep_above, keep_best, masked, 
 from .run import Run, unpack
 from .table import table
 
-# %% ../nbs/45_autoflip.ipynb #1ed2035d
+# %% ../nbs/45_autoflip.ipynb #6c79eda8
+def _stack(updates):
+    "Updates as one float64 tensor, a row a client."
+    several = isinstance(updates, (list, tuple))
+    rows = [torch.as_tensor(x) for x in updates] if several else []
+    if several and len({x.shape for x in rows}) != 1: raise InputError(f"updates of {len(rows)} clients with shapes {[tuple(x.shape) for x in rows]}: give at least one, all of one shape")
+    u = torch.stack(rows).double() if several else torch.as_tensor(updates).double()
+    if u.ndim < 1 or not len(u): raise InputError(f"updates of shape {tuple(u.shape)} should be (clients, ...), with at least one client")
+    if not u.isfinite().all(): raise InputError("updates should be finite, and these are not")
+    return u
+
 def agreement(
     updates,                  # (clients, ...): each client's Δ, a tensor, array or list of tensors
     weights=None,             # (clients,) numbers >= 0, only their ratios matter; None: uniform
@@ -25,13 +35,15 @@ def agreement(
 ) -> torch.Tensor: # (...) in [0, 1], float64; exactly 0 where nobody moved
     "How far clients agree on an update, entry by entry, in direction and size."
     choose("magnitude", magnitude, ("inverse", "exp"))
-    u = torch.stack([torch.as_tensor(x) for x in updates]).double() if isinstance(updates, (list, tuple)) else torch.as_tensor(updates).double()
-    p = torch.ones(len(u), dtype=torch.float64) if weights is None else torch.as_tensor(weights, dtype=torch.float64)
-    if u.ndim < 1 or p.shape != u.shape[:1] or not p.isfinite().all() or (p < 0).any() or not p.sum() > 0:
-        raise InputError(f"weights {p.tolist()} should be {len(u) if u.ndim else 'some'} finite numbers >= 0, not all 0, one a client")
     if mix is not None and not 0 <= mix <= 1: raise InputError(f"mix = {mix!r} should be in [0, 1]")
+    u = _stack(updates)
+    p = torch.ones(len(u), dtype=torch.float64) if weights is None else torch.as_tensor(weights, dtype=torch.float64)
+    if p.shape != u.shape[:1] or not p.isfinite().all() or (p < 0).any() or not p.sum() > 0:
+        raise InputError(f"weights {p.tolist()} should be {len(u)} finite numbers >= 0, not all 0, one a client")
     p = (p / p.sum()).view(-1, *[1] * (u.ndim - 1))
-    size = u.abs()
+    size, largest = u.abs(), u.abs().amax(0)
+    extreme = (largest > 0) & ((largest < 1e-100) | (largest > 1e100))  # their squares are no numbers any more
+    size = size / largest.where(extreme, 1.)
     mean = (p * size).sum(0)
     cv2 = (p * (size - mean).square()).sum(0) / mean.square().where(mean > 0, 1.)
     s, v = (p * u.sign()).sum(0).abs(), 1 / (1 + cv2) if magnitude == "inverse" else (-cv2).exp()
@@ -51,7 +63,7 @@ def normalise(
     origin, span = (flat[0], flat[-1] - flat[0]) if how == "minmax" else (at(0.5), at(0.75) - at(0.25))
     return ((v - origin) / span if span > 0 else torch.zeros_like(v)).float()
 
-# %% ../nbs/45_autoflip.ipynb #8bb38d7b
+# %% ../nbs/45_autoflip.ipynb #92db792a
 @dataclass(frozen=True)
 class AutoFLIP(Explored):
     "Pruning guided by loss exploration and client agreement (arXiv 2405.10271)."
@@ -73,6 +85,8 @@ class AutoFLIP(Explored):
         agreement(torch.ones(1), None, self.magnitude, self.mix)
         for name, low, high in (("rate", 0, 1), ("server_momentum", 0, 0.9999)):
             if not low <= getattr(self, name) <= high: raise InputError(f"autoflip: {name} = {getattr(self, name)!r} should be at least {low} and at most {high}")
+        if self.threshold is not None and (self.ramp or self.threshold != self.threshold):
+            raise InputError(f"autoflip: threshold = {self.threshold!r} prunes what lies up to it, at once: it should be a number, and goes with no ramp")
         if self.ramp < 0: raise InputError(f"autoflip: ramp = {self.ramp!r} should be a number of rounds, at least 0")
         if self.score == "G*A" and (self.regrow or self.normalise == "robust"):
             raise InputError("autoflip: score='G*A' needs a score that is never negative and entries that move: not normalise='robust', nor regrow=True")

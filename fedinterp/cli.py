@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DEMO', 'app', 'demo', 'notebooks', 'main']
 
-# %% ../nbs/71_cli.ipynb #1b8ba125
+# %% ../nbs/71_cli.ipynb #9b764158
 import hashlib, inspect, json, re, shutil, subprocess, sys
 from pathlib import Path
 from typing import Annotated, Optional
@@ -13,7 +13,7 @@ import fedinterp, typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from .core import ClientError, Config, FedInterpError, InputError, choose, config_from_json
+from .core import ClientError, Config, FedInterpError, InputError, choose, config_from_json, lookup
 from .report import report_path
 from .run import Run
 from .table import TableError
@@ -119,7 +119,7 @@ def _autopsy(
     _tell(_examined(run, reference, report, rounds=rounds, diagnostics=diagnostics and diagnostics.split(","), budget=budget, draws=draws, deep=deep))
     typer.echo(f"The report is {report}.")
 
-# %% ../nbs/71_cli.ipynb #6302399f
+# %% ../nbs/71_cli.ipynb #5f835fe7
 def _config(file, fields):
     "The config of a file, or the default one, with the options given beside it."
     config = Config()
@@ -136,8 +136,9 @@ def _config(file, fields):
 def _with_intent(config, wish):
     "The config that meets a wish such as 'flops -40%': AutoFLIP, or the pruning strategy that it names."
     from fedinterp.intents import intent
-    wish = str(intent(wish))
-    return config.replace(strategy="autoflip" if config.strategy == "fedavg" else config.strategy, strategy_args=dict(config.strategy_args, intent=wish))
+    wish, name = str(intent(wish)), "autoflip" if config.strategy == "fedavg" else config.strategy
+    if not hasattr(lookup("strategy", name), "intent"): raise InputError(f"{name} does not prune, so it cannot meet an intent: use autoflip, magnitude or random_mask")
+    return config.replace(strategy=name, strategy_args=dict(config.strategy_args, intent=wish))
 
 # %% ../nbs/71_cli.ipynb #c2309029
 def _with_fields(command):

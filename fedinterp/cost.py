@@ -190,22 +190,30 @@ def images_seen(
     epochs, rest = divmod(int(steps), -(-int(samples) // batch))
     return epochs * int(samples) + rest * batch
 
-# %% ../nbs/40_cost.ipynb #447cf8a3
-def _strategy_masks(run, round):
-    "The masks among a strategy's tensors that were kept with a round; {} where there are none."
+# %% ../nbs/40_cost.ipynb #23364255
+def _strategy_tensors(run, round, kind):
+    "Those of a kind (mask, history) among a strategy's tensors that were kept with a round; {} where there are none."
     path = run.path/"rounds"/f"{round:04d}"/"strategy.safetensors"
     kept = unpack(path.read_bytes(), str(path)) if path.exists() else {}
-    return {k.removeprefix("server/mask/"): v.bool() for k, v in kept.items() if k.startswith("server/mask/")}
+    return {k.removeprefix(f"server/{kind}/"): v for k, v in kept.items() if k.startswith(f"server/{kind}/")}
+
+def _alive(now, after, final, share):
+    "The entries that are not zero; where that is less than was kept, those that move next have just come back, and a bias may not have moved yet."
+    alive = now != 0
+    for more in (after, final if now.ndim < 2 else None):
+        if share is not None and int(alive.sum()) >= round(float(share) * alive.numel()): break
+        if more is not None and (share is not None or more is final): alive = alive | (more != 0)
+    return alive
 
 def _masks(run):
     "Yield (round, state or None, masks, how they are known) for every finished round."
-    final, last = _strategy_masks(run, run.done), {}
-    small = {n: m for n, m in final.items() if m.ndim < 2}  # biases and shifts may start at zero without being masked
+    final, last, shares = _strategy_tensors(run, run.done, "mask"), {}, _strategy_tensors(run, run.done, "history")
+    idle = set(run.metrics().query("client == 'server' and metric == 'skipped'")["round"])  # no row of the history
     for r in range(run.done + 1):
-        state = run.server(r) if r in run.rounds else None
-        found = _strategy_masks(run, r)
-        if found: how, last = "kept", found
-        elif final and state is not None: how, last = "zeros", {n: (state[n] != 0) | small.get(n, torch.tensor(False)) for n in final}
+        state, after = (run.server(t) if t in run.rounds else None for t in (r, r + 1))
+        found, row = _strategy_tensors(run, r, "mask"), r - sum(s <= r for s in idle)
+        if found: how, last = "kept", {n: m.bool() for n, m in found.items()}
+        elif final and state is not None: how, last = "zeros", {n: _alive(state[n], after and after[n], m, shares[n][row, 2] if n in shares else None) for n, m in final.items()}
         else: how = "carried" if final else "dense"
         yield r, state, last, how
 
@@ -232,15 +240,17 @@ def _spent(rows, batch, flops, send):
     figures = [3 * f * images for f in flops] + [down, up, down + up]
     return dict(zip(("FLOPs", "FLOPs dense", "FLOPs sparse", "bytes down", "bytes up", "bytes"), figures))
 
-# %% ../nbs/40_cost.ipynb #7250f437
+# %% ../nbs/40_cost.ipynb #b113c176
 def account(
     run:Run,                        # a run of any strategy
     template:nn.Module|None=None,   # the module, where a run was trained on one of the user's
     sends:Callable=payload,         # (state, masks or None, does a bitmap go along) -> bytes, for strategies that send something else
+    beside:Callable=lambda round: 0, # round -> bytes that each client sends up beside its state in that round
+    input_shape:tuple|None=None,    # of one input, where neither the run nor the template knows it
 ): # a table: round (0 is the exploration), metric, value of the round, `total` up to it, `mask`: how it is known
     "What a federation has spent, round by round: training FLOPs (realised, dense, sparse) and bytes down and up, exploration included."
     model = run.model(0, template=copy.deepcopy(template))
-    shape, state, metrics = run.info.get("input_shape"), clone(model.state_dict()), run.metrics()
+    shape, state, metrics = input_shape or run.info.get("input_shape"), clone(model.state_dict()), run.metrics()
     masks, how, known, bills, rows = {}, "dense", {}, {}, []
     for r, kept, found, word in _masks(run):
         mine, key = metrics[(metrics["round"] == r) & (metrics.client != "server")], _digest(masks)
@@ -248,7 +258,7 @@ def account(
         if key not in bills: bills[key] = _forward(model, shape, state, masks)
         def send(client):
             last, known[client] = known.get(client), key
-            return sends(state, masks or None, bool(masks) and last != key), sends(state, masks or None, False)
+            return sends(state, masks or None, bool(masks) and last != key), sends(state, masks or None, False) + beside(r)
         spent = _spent(mine[mine.metric.isin(["samples", "steps"])], run.config.batch_size, bills[key], send)
         rows += [dict(round=r, metric=m, value=v, mask=how) for m, v in spent.items()]
         state, masks, how = kept or state, found, word

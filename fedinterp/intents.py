@@ -41,7 +41,7 @@ def _possible(name, wish):
     if wish < -1: raise InputError(f"{name} = {wish:g} is less than nothing: shares are between -1 and 0; did you mean {name}={wish/100:g}?")
     if wish == -1: raise InputError(f"{name} = -1 would leave no model at all: ask for less, such as {name}=-0.9")
 
-# %% ../nbs/42_intents.ipynb #d1233513
+# %% ../nbs/42_intents.ipynb #78db418b
 _WISH = re.compile(r"\s*([A-Za-z]+)\s*[:=]?\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
 
 def _read(text):
@@ -62,6 +62,8 @@ def intent(
 ) -> Intent:
     "An intent from words or numbers; ten ways to get it wrong give ten sentences."
     if isinstance(text, Intent): return text
+    if not isinstance(text, (str, dict, type(None))):
+        raise InputError(f"the intent {text!r} is of type {type(text).__name__}: write it in words, such as 'flops -40%', or as a dict, {{'flops': -0.4}}")
     given = {**(_read(text) if isinstance(text, str) else dict(text or {})), **wishes}
     if "latency" in given: raise InputError("latency is measured and reported, never promised: ask for flops, params or bytes")
     for name in given: choose("quantity of an intent", name, [f.name for f in fields(Intent)])

@@ -116,22 +116,22 @@ class Trained:
     loss: float       # mean training loss over the round's samples
     sparsity: dict    # layer -> share of zeros; empty in dense mode
 
-# %% ../nbs/21_local.ipynb #ee6f8aa4
+# %% ../nbs/21_local.ipynb #a5f74db4
 _optimizers = {
     "adam": lambda p, c: torch.optim.Adam(p, lr=c.lr, weight_decay=c.weight_decay),
     "adamw": lambda p, c: torch.optim.AdamW(p, lr=c.lr, weight_decay=c.weight_decay),
     "sgd": lambda p, c: torch.optim.SGD(p, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay),
 }
 
-def _load(model, weights, client):
-    "Fill the resident model: what was broadcast, and over it what stays with this client."
+def _load(model, strategy, weights, server, client):
+    "Fill the resident model with what the strategy lets this client start from: the server's state, and over it what stays with the client."
     own = {k.removeprefix("batchnorm/"): v for k, v in client.items() if k.startswith("batchnorm/")}
-    model.load_state_dict({**weights, **own})
+    model.load_state_dict(strategy.broadcast({**weights, **own}, server, client))
     return {k: v for k, v in client.items() if not k.startswith("batchnorm/")}
 
 def _hooked(strategy): return type(strategy).local_grad is not Strategy.local_grad
 
-# %% ../nbs/21_local.ipynb #9cfe0480
+# %% ../nbs/21_local.ipynb #0cc74064
 def train_client(
     model:nn.Module,        # the resident model; its weights are overwritten
     x:Tensor, y:Tensor,     # all training data: (N, C, H, W), (N,)
@@ -146,7 +146,7 @@ def train_client(
 ) -> Trained:
     "Local training of one client in one round; raises DivergedError where the weights are not finite."
     rng, steps = rng_for(config.seed, "local", round, client), local_steps(len(indices), config)
-    kept = _load(model, strategy.broadcast(weights, server, own), own)
+    kept = _load(model, strategy, weights, server, own)
     local = Local(weights, clone(model.state_dict()), server, kept, config.lr, steps, theta=dict(model.named_parameters()))
     sparse = [] if not config.sparsity else prunable(model) if sparse is None else sparse
     total = _steps(model, x, y, indices, config, strategy, rng, local, sparse)

@@ -55,11 +55,11 @@ def keep_above(
     old = {n: torch.ones_like(s, dtype=torch.bool) if alive is None else alive[n] for n, s in scores.items()}
     return {n: old[n] & ((s > threshold) | _protected(s, old[n], floor).view(s.shape)) for n, s in scores.items()}
 
-# %% ../nbs/43_masks.ipynb #86a60212
+# %% ../nbs/43_masks.ipynb #6c83779d
 def competing(
     weights:dict,       # a state dict
     exempt:bool=True,   # spare the head's bias and normalisation layers; False: every parameter competes
-    trainable=None,     # the names of parameters, where they are known; None: all floating entries
+    trainable=None,     # the names of parameters that train, where they are known; None: all floating entries
 ) -> list[str]: # sorted names
     "The entries that may be masked."
     owner = lambda name: name.rpartition(".")[0]
@@ -195,15 +195,29 @@ def share(self:Masked, scores, server, weights, model, input_shape=None) -> tupl
     amount, achieved = meet(intent(self.intent), size, after)
     return amount / size, achieved
 
-# %% ../nbs/43_masks.ipynb #c6768b2e
+# %% ../nbs/43_masks.ipynb #52f2d326
+def _trainable(model):
+    "The parameters that compete, by name; refused where one tensor stands under two names, since a mask holds one of them."
+    once, all_names = dict(model.named_parameters()), [n for n, _ in model.named_parameters(remove_duplicate=False)]
+    twice = [n for n in all_names if n not in once]
+    if twice: raise InputError(f"the parameter {twice[0]!r} is one tensor with another one: masks need parameters that stand in one place")
+    return {n: p for n, p in once.items() if p.requires_grad}
+
+def _groups(model, shape):
+    "The units of a model, as groups of channels."
+    groups = list(adapter(model, input_shape=shape).groups.values())
+    if not groups: raise InputError("this model has no units between its layers that could go: prune single entries (unit = false), or ask for bytes")
+    return groups
+
 @patch
 def begin(self:Masked, weights:dict, server:dict, uploads:list, visit:Callable) -> tuple[dict, dict]:
     "Masks from scores; the rounds start from M ⊙ θ⁰, whatever was explored."
     model, shape = getattr(visit, "model", None), getattr(visit, "input_shape", None)
     if model is None and (self.by_unit or self.intent is not None): raise InputError("units and intents need the model: this engine does not show it to strategies")
-    names = competing(weights, self.exempt, None if model is None else dict(model.named_parameters()))
+    names = competing(weights, self.exempt, None if model is None else _trainable(model))
+    if not names: raise InputError("no parameter of this model can be pruned: all are frozen or spared")
     scores = self.scores({n: weights[n] for n in names}, uploads)
-    if self.by_unit: server = {**server, **_pack_groups(adapter(model, input_shape=shape).groups.values(), weights)}
+    if self.by_unit: server = {**server, **_pack_groups(_groups(model, shape), weights)}
     share, achieved = self.share(scores, server, weights, model, shape)
     facts = {"pruned": share, **{f"achieved/{q}": c for q, c in achieved.items()}}
     if self.keeps_scores: server = {**server, **{f"G/{n}": s for n, s in scores.items()}}
@@ -228,7 +242,10 @@ class Explored(Masked):
         uploads = visit(weights, local_epochs=self.explore_epochs, local_steps=None, sparsity=0.0, eval_clients_every=0)
         return self.begin(weights, server, [u for u in uploads if u.samples], visit)
 
-# %% ../nbs/43_masks.ipynb #f4c91bbb
+# %% ../nbs/43_masks.ipynb #7fb6d025
+@patch
+def broadcast(self:Masked, weights, server, client): return masked(weights, masks_in(server))  # what a client kept of its own may be older than the masks
+
 @patch
 def local_grad(self:Masked, grads, local:Local):
     masks = masks_in(local.server)

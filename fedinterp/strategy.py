@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['Local', 'Upload', 'Strategy', 'FedAvg', 'get_strategy']
 
-# %% ../nbs/20_strategy.ipynb #5d8fa0dd
+# %% ../nbs/20_strategy.ipynb #54bcdd8e
+import math
 from dataclasses import dataclass, field, fields
 from typing import Callable, ClassVar
 from torch import Tensor
@@ -74,7 +75,13 @@ class Strategy:
 class FedAvg(Strategy):
     "Federated averaging (McMahan et al., arXiv 1602.05629): every hook at its default."
 
-# %% ../nbs/20_strategy.ipynb #3cc2422f
+# %% ../nbs/20_strategy.ipynb #cf982009
+_kinds = {  # the annotation of a setting -> what it accepts, in code and in words
+    "bool": (lambda v: isinstance(v, bool), "true or false"),
+    "int": (lambda v: isinstance(v, int) and not isinstance(v, bool), "a whole number"),
+    "float": (lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v), "a finite number"),
+}
+
 def get_strategy(
     name:str|Strategy, # a registered name, or a strategy itself
     **args,            # its hyper-parameters
@@ -87,6 +94,7 @@ def get_strategy(
         if not known: raise InputError(f"strategy {name!r} has no settings; it was given {given!r}")
         choose(f"setting of {name}", given, known)
     for f in fields(made):
-        if f.name in args and (isinstance(args[f.name], bool) or not isinstance(args[f.name], (int, float))) and f.type in (float, "float"):
-            raise InputError(f"{name}: {f.name} = {args[f.name]!r} should be a number")
+        wanted, value = _kinds.get(getattr(f.type, "__name__", str(f.type)).removesuffix("|None").removesuffix(" | None")), args.get(f.name, f.default)
+        if wanted and f.name in args and not (wanted[0](value) or (value is None and "None" in str(f.type))):
+            raise InputError(f"{name}: {f.name} = {value!r} should be {wanted[1]}{' or null' if 'None' in str(f.type) else ''}")
     return made(**args)

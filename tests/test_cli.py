@@ -1,6 +1,7 @@
 "The command line: help everywhere, one sentence for a mistake, and a training that survives an interrupt."
 import html
 import json
+import re
 import subprocess
 import sys
 
@@ -108,6 +109,45 @@ def test_train_runs_show_and_data(here, capsys):
         assert all(word in said for word in ("dirichlet:0.5", "Images of each class", "Accuracy of the server", "rounds with weights: 0, 1, 2"))
     assert main(["data", "tiny.npz"]) == 0
     assert "1 × 8 × 8" in capsys.readouterr().out
+
+
+WRONG_INTENTS = {"": "cannot be read", "make it small": "cannot be read", "flops 40%": "did you mean 'flops -40%'?", "flops +40%": "did you mean flops=-0.4?",
+                 "flops -40": "did you mean flops=-0.4?", "flops -0%": "asks for no change", "flops -100%": "no model at all", "flop -40%": "did you mean 'flops'?",
+                 "latency -40%": "never promised", "flops -40%, flops -30%": "names flops twice", "flops -40% params -30%": "cannot be read", "flops -140%": "less than nothing"}
+
+@pytest.mark.parametrize("wish, said", WRONG_INTENTS.items(), ids=list(WRONG_INTENTS))
+def test_a_wrong_intent_costs_one_sentence_and_status_2_before_any_work(wish, said, here, capsys):
+    before = sorted(here.rglob("*"))
+    assert main(["train", *TINY, "--intent", wish]) == 2
+    found = capsys.readouterr()
+    assert found.out == "" and found.err.startswith("fedinterp: ") and found.err.count("\n") == 1 and said in found.err
+    assert sorted(here.rglob("*")) == before
+
+
+def test_wrong_intents_get_sentences_of_their_own(here, capsys):
+    for wish in WRONG_INTENTS: main(["train", *TINY, "--intent", wish])
+    said = capsys.readouterr().err.splitlines()
+    assert len(set(said)) == len(WRONG_INTENTS) >= 10
+
+
+PRUNED = [*TINY[:3], '{"channels": [16, 24, 32]}', *TINY[4:], "--strategy-args", '{"explore_epochs": 1}', "--workers", "1"]
+
+@pytest.mark.parametrize("strategy", ["fedavg", "magnitude"])
+def test_an_intent_trains_a_model_that_meets_it_within_two_points_and_says_so(strategy, here, capsys):
+    from fedinterp.shrink import cost, shrink
+    assert main(["train", *PRUNED, "--strategy", strategy, "--intent", "flops -40%"]) == 0
+    said = re.search(r"The intent was flops -40%; achieved: flops (-[\d.]+)%", capsys.readouterr().out)
+    run, = Run.list("runs")
+    total = lambda model: cost(model).query("site == 'all' and metric == 'FLOPs'").value.iloc[0]
+    achieved = 100 * (total(shrink(run.model())) / total(run.model()) - 1)
+    assert abs(achieved + 40) <= 2 and float(said[1]) == pytest.approx(achieved, abs=.06)
+    assert run.config.strategy == ("autoflip" if strategy == "fedavg" else strategy)
+
+
+def test_an_intent_that_cannot_be_met_says_what_can_be_and_leaves_with_2(here, capsys):
+    assert main(["train", *PRUNED, "--intent", "flops -99.99%"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("fedinterp: the intent 'flops -99.99%' cannot be met: with every layer at its floor the change is flops -")
 
 
 def test_a_config_file_and_options_make_one_config_and_the_run_is_returned_the_second_time(here, capsys):

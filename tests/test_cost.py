@@ -266,6 +266,11 @@ def test_a_module_of_ones_own_is_accounted_with_a_template(tiny, tmp_path):
     config = Config(dataset="tiny", model="mine", clients=2, rounds=1, partition="iid", batch_size=16)
     run = train(config, tmp_path, data=tiny, model=own, progress=False, workers=1)
     assert column(account(run, own), "FLOPs")[1] == 3 * 2 * 64 * 4 * 160 * config.local_epochs
+    del own.input_shape
+    with pytest.raises(InputError, match="give input_shape"): account(run, own)
+    assert account(run, own, input_shape=(1, 8, 8))["value"].tolist() == account(run, own, input_shape=(1, 8, 8), beside=lambda r: 0)["value"].tolist()
+    more = account(run, own, input_shape=(1, 8, 8), beside=lambda r: 100 * r)
+    assert [a - b for a, b in zip(column(more, "bytes up"), column(account(run, own, input_shape=(1, 8, 8)), "bytes up"))] == [0, 200]
 
 
 def test_a_target_is_reached_in_the_first_round_that_has_it_or_not_at_all(runs):

@@ -1,9 +1,9 @@
 "The pruning baselines: one budget, exact masks, rules by other means."
 import numpy as np, pytest, torch
-from fedinterp.core import InputError, clone
+from fedinterp.core import InputError, clone, register
 from fedinterp.masks import masks_in
 from fedinterp.models import build_model
-from fedinterp.pruning import FedMask, Magnitude, PruneFL, RandomMask, worth_keeping
+from fedinterp.pruning import FedMask, Magnitude, PruneFL, RandomMask, squares_sent, worth_keeping
 from fedinterp.shrink import shrink
 from fedinterp.strategy import Upload
 from fedinterp.train import train
@@ -95,6 +95,7 @@ def test_fedmasks_scores_of_unshared_entries_stay_with_their_client():
 
 @pytest.mark.parametrize("strategy, args", [("prunefl", dict(unit="mean")), ("prunefl", dict(intent="flops -40%")), ("prunefl", dict(every=0)), ("prunefl", dict(trial=1.0)),
                                             ("eflprune_standin", dict(ramp=0)), ("eflprune_standin", dict(intent="flops -40%")), ("fedmask", dict(spread=0.0)),
+                                            ("prunefl", dict(every=2.5)), ("prunefl", dict(adaptive="no")), ("prunefl", dict(first_steps=True)), ("eflprune_standin", dict(ramp="5")),
                                             ("fedmask", dict(intent="bytes -40%")), ("magnitude", dict(explore_epochs=0.0)), ("random_mask", dict(pruned=1.0))])
 def test_wrong_settings_are_refused_in_one_sentence(tiny, config, tmp_path, strategy, args):
     with pytest.raises(InputError) as error: train(config.replace(strategy=strategy, strategy_args=args), tmp_path, data=tiny, progress=False)
@@ -121,3 +122,42 @@ def test_methods_prune_whole_units_of_residual_nets_and_lstms_over_rounds(strate
 def test_masked_strategies_show_prunefls_squares_only_when_they_are_due():
     rule = PruneFL(every=3)
     assert [rule.due({"history/w": torch.zeros(n, 4)}) for n in range(1, 7)] == [False, False, True, False, False, True] and rule.due({})
+
+
+@pytest.mark.parametrize("changes", [{}, dict(clients=40, partition="dirichlet:0.01", min_samples=0, participation=0.03, rounds=9)])
+def test_prunefls_squares_are_charged_in_the_rounds_that_ask_for_them(tiny, config, tmp_path, changes):
+    from fedinterp.cost import account
+    asked = []
+    class Watched(PruneFL):
+        def upload(self, trained, local): got = super().upload(trained, local); asked.append(sum(v.numel() for v in got[0].values())); return got
+        def aggregate(self, weights, uploads, server): asked.append("aggregated"); return super().aggregate(weights, uploads, server)
+    register("strategy", "watched", Watched)
+    run = train(config.replace(strategy="watched", strategy_args=dict(every=3, adaptive=False, pruned=0.5), **dict(rounds=7) | changes), tmp_path, data=tiny, progress=False, workers=1)
+    skipped = set(run.metrics().query("client == 'server' and metric == 'skipped'")["round"])
+    sent = squares_sent(run)
+    rounds = [r for r in range(1, run.config.rounds + 1) if r not in skipped]
+    told, at = [], iter(asked[run.config.clients:])  # what was sent before round 1 stands first
+    for r in rounds:
+        got = []
+        while (x := next(at)) != "aggregated": got.append(x)
+        told.append(max(got))
+    assert [sent(r) for r in rounds] == [4 * n for n in told] and sum(map(bool, told)) == len(rounds) // 3 and sent(0) == 0
+    with_it, without = (account(run, **kw).query("metric == 'bytes up'").set_index("round").value for kw in (dict(beside=sent), {}))
+    clients = run.metrics().query("metric == 'samples'").groupby("round").client.nunique()
+    assert all(with_it[r] - without[r] == clients[r] * sent(r) for r in range(1, run.config.rounds + 1))
+    if changes: assert skipped
+
+
+@pytest.mark.parametrize("strategy, args", [("prunefl", dict(adaptive=False, every=2, trial=0.4)), ("autoflip", dict(regrow=True, normalise="none", explore_epochs=0.5)),
+                                            ("fedmask", dict(spread=0.01)),
+                                            ("eflprune_standin", dict(ramp=3))])
+def test_the_account_charges_masks_that_come_and_go_as_they_were_in_force(tiny, config, tmp_path, strategy, args):
+    from fedinterp.cost import account, payload
+    seen, config = [], config.replace(strategy=strategy, strategy_args=dict(pruned=0.5) | args, rounds=5, lr=5e-3)
+    run = train(config, tmp_path, data=tiny, progress=False, workers=1, observe=lambda at: at.rows and seen.append(masks_in(state(at.run, at.round))))
+    down, up = (account(run).query("metric == @way and round > 0").value.tolist() for way in ("bytes down", "bytes up"))
+    news = [True] + [any(not b[n].equal(m) for n, m in a.items()) for a, b in zip(seen, seen[1:-1])]
+    floats = sum(v.numel() for v in run.server().values() if v.is_floating_point())
+    assert [d - u for d, u in zip(down, up)] == [min(4 * -(-floats // 8), 4 * payload(run.server()) - u) * new for new, u in zip(news, up)]
+    assert up == [4 * payload(run.server(r), masks, bitmap=False) for r, masks in enumerate(seen[:-1])]
+    if strategy != "eflprune_standin": assert any(bool((b[n] & ~a[n]).any()) for a, b in zip(seen, seen[1:]) for n in a)  # something did come back
