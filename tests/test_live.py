@@ -354,7 +354,8 @@ def test_in_jupyterlab_the_chart_grows_other_cells_run_stop_and_go_on_are_answer
     execute(1)
     tab.wait_for_selector(".jp-OutputArea-output:has-text('meanwhile 42 running')", timeout=30_000)
     tab.wait_for_function(rounds(4), timeout=60_000)
-    assert len(line()) > len(first) and "left" in tab.inner_text(".fl-says") and tab.locator(".fl-badge[data-word=live]").count() == 1
+    tab.wait_for_function("n => document.querySelector('.fl-line.fl-main').getAttribute('d').length > n", arg=len(first))
+    assert "left" in tab.inner_text(".fl-says") and tab.locator(".fl-badge[data-word=live]").count() == 1
     shots(tab, "live-running")
     tab.wait_for_function(rounds(6), timeout=60_000)
     tab.locator(".fl [data-do=stop]").focus()
@@ -366,6 +367,7 @@ def test_in_jupyterlab_the_chart_grows_other_cells_run_stop_and_go_on_are_answer
     tab.locator(".fl [data-do=explorer]").click()
     tab.wait_for_selector(".fi", state="detached", timeout=30_000)
     tab.locator(".fl [data-cls=Bag], .fl [data-cls=bag]").first.click()
+    tab.wait_for_selector(".fl [aria-pressed=true]")  # drawn with the next frame
     assert tab.locator(".fl [aria-pressed=true]").count() == 1
     tab.locator(".fl [data-do='go on']").click()
     tab.wait_for_selector(".fl[data-state=finished]", timeout=90_000)
@@ -374,6 +376,7 @@ def test_in_jupyterlab_the_chart_grows_other_cells_run_stop_and_go_on_are_answer
     execute(2)
     tab.wait_for_selector(".jp-OutputArea-output:has-text('at last finished 16 16')", timeout=30_000)
     tab.locator(".fl [data-do=table]").click()
+    tab.wait_for_selector(".fl-rows tbody tr >> nth=16")
     assert tab.locator(".fl-rows tbody tr").count() == 17
     tab.context.close()
     assert (foreign, said) == ([], [])
