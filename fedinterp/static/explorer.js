@@ -133,7 +133,7 @@ const WORDS = {
 
 class View {
   constructor(model, el) {
-    Object.assign(this, {model, el, used: {}, said: "", playing: null, open: new Set(), whole: new Set(), stale: new Set(), replies: new Map(), asked: 0, questions: 0, brushed: null, off: [], id: `fi-${Math.random().toString(36).slice(2)}`})
+    Object.assign(this, {model, el, used: {}, said: "", playing: null, open: new Set(), whole: new Set(), stale: new Set(), hidden: new Set(), replies: new Map(), asked: 0, questions: 0, brushed: null, off: [], id: `fi-${Math.random().toString(36).slice(2)}`})
     this.build()
     this.ready = readTrace(model.get("trace")).then(trace => { if (this.closed) return; this.trace = trace; this.begin() })
     this.ready.catch(error => { this.live.textContent = `This trace cannot be read: ${error.message}`; throw error })
@@ -146,8 +146,12 @@ class View {
     this.later()
   }
   later() { // one drawing a frame, however many changes
+    this.urgent = true
+    this.nextFrame()
+  }
+  nextFrame() {
     if (this.frame) return
-    this.frame = requestAnimationFrame(() => { this.frame = null; this.draw() })
+    this.frame = requestAnimationFrame(() => { const first = this.urgent; this.frame = null; this.urgent = false; this.draw(first) })
   }
 
   build() {
@@ -193,7 +197,9 @@ class View {
     let last = 0
     const resize = new ResizeObserver(() => { if (Math.abs(this.root.clientWidth - last) > 2) { last = this.root.clientWidth; this.drawn = null; this.later() } })
     resize.observe(this.root)
-    this.off.push(() => watch.disconnect(), () => system.removeEventListener("change", change), () => resize.disconnect())
+    const seen = new IntersectionObserver(found => { for (const x of found) x.isIntersecting ? this.hidden.delete(x.target.dataset.panel) : this.hidden.add(x.target.dataset.panel) }, {rootMargin: "80px"})
+    for (const p of Object.values(this.panels)) seen.observe(p.node)
+    this.off.push(() => seen.disconnect(), () => watch.disconnect(), () => system.removeEventListener("change", change), () => resize.disconnect())
     if (this.model.send) { this.beat(); const timer = setInterval(() => this.beat(), 4000); this.off.push(() => clearInterval(timer)) }
     this.badge()
     this.shape()
@@ -382,7 +388,7 @@ class View {
 
   // -------------------------------------------------------------- drawing
 
-  draw() {
+  draw(first) { // what is on the screen in the first frame, the rest in the next
     if (!this.trace || !this.root.isConnected || !this.c) return
     const now = Object.fromEntries(STATE.map(k => [k, this.get(k)])), size = parseFloat(getComputedStyle(this.root).fontSize)
     const beside = this.controls.querySelector("[data-key=compare]"), extra = beside.querySelector("[data-pinned]")
@@ -394,7 +400,12 @@ class View {
       circuit: [...STATE.slice(0, 6), "channel"], sizes: STATE.slice(0, 6), images: ["client", "cls", "round", "compare", "ablation", "size", "image"], concepts: ["client", "cls", "concept", "image", "compare"], head: ["client", "cls", "round", "compare"]}
     if (this.live_ && this.drawn && ["client", "round"].some(k => this.drawn[k] !== now[k])) this.refit() // a live head follows
     const due = PANELS.map(([name]) => name).filter(name => !this.panels[name].node.hidden && !(this.drawn && !this.stale.has(name) && depends[name].every(k => this.drawn[k] === now[k])))
+    const moved = this.drawn && !this.stale.has("matrix") && ["round", "ablation", "size", "metric"].every(k => this.drawn[k] === now[k]) // only what is chosen
     this.stale.clear()
+    if (moved && due[0] === "matrix" && this.choose()) due.shift()
+    const wait = first ? due.filter(name => this.hidden.has(name)) : []
+    if (wait.length < due.length) for (const name of wait) due.splice(due.indexOf(name), 1)
+    else wait.length = 0
     const rooms = due.map(name => this.panels[name].body.clientWidth || 400) // all are read before any is changed: one layout, not seven
     for (const [i, name] of due.entries()) {
       this.used[name] = []
@@ -418,7 +429,9 @@ class View {
     for (const [name, p] of Object.entries(this.panels)) if (!p.code.hidden) p.code.textContent = this.code(name)
     this.drawn = now
     this.say()
-    this.model.drawn?.(now)
+    for (const name of wait) this.stale.add(name)
+    if (wait.length) this.nextFrame()
+    else this.model.drawn?.(now)
   }
   missing(table, who) {
     const call = this.trace.meta.calls[table]
@@ -482,20 +495,21 @@ class View {
 
   matrix(W, u) {
     const {meta, tables} = this.trace, now = this.at, accuracy = now.metric === "accuracy", t = accuracy ? tables.metrics : tables.circuits, counts = tables.counts
+    this.chosen = null
     if (!t && !counts) return this.missing("circuits")
     const names = meta.subjects.map(x => x.name), n = meta.classes.length
     const left = Math.min(Math.max(...names.map(x => width(x, u, "bold"))) + u, W * .34), row = u * 1.95
     const longest = Math.min(Math.max(...meta.classes.map(c => width(c, u, "bold"))), u * 8), turned = longest > (W - left) / n - 6, lean = turned ? longest * .71 + u * .2 - (W - left) / n / 2 : 0
     const cell = Math.max((W - left - 2 - Math.max(lean, 0)) / n, u * 1.15), top = turned ? longest * .71 + u * 1.2 : u * 1.7
     const full = left + cell * n + 2, H = top + row * names.length + 2, cells = [], most = counts ? Math.max(...counts.of.value.data.filter((_, i) => counts.at(i, "cls") !== "all" && counts.at(i, "metric") === "samples"), 1) : 1
-      meta.classes.forEach((c, j) => {
-      const x = left + cell * (j + .5), y = top - u * .5, on = c === now.cls
-      cells.push(s("text", {x, y, class: on ? "fi-on" : "", "text-anchor": turned ? "start" : "middle", transform: turned ? `rotate(-45 ${x} ${y})` : null, "data-tip": c, text: short(c, turned ? longest : cell, u)}))
+    meta.classes.forEach((c, j) => {
+      const x = left + cell * (j + .5), y = top - u * .5
+      cells.push(s("text", {x, y, "data-column": c, "text-anchor": turned ? "start" : "middle", transform: turned ? `rotate(-45 ${x} ${y})` : null, "data-tip": c, text: short(c, turned ? longest : cell, u)}))
     })
     const drawn = [], held = []
     names.forEach((name, i) => {
       const y = top + row * i, who = this.subject[name]
-      cells.push(s("text", {x: left - u * .6, y: y + row / 2, "text-anchor": "end", "dominant-baseline": "central", class: name === now.client ? "fi-on" : "", "data-tip": `${name}: ${who.label}`, text: short(name, left - u, u)}))
+      cells.push(s("text", {x: left - u * .6, y: y + row / 2, "text-anchor": "end", "dominant-baseline": "central", "data-row": name, "data-tip": `${name}: ${who.label}`, text: short(name, left - u, u)}))
       meta.classes.forEach((c, j) => {
         const x = left + cell * j, at = t && this.where(t, name, {round: this.roundOf(t, name), cls: c, metric: now.metric, ...(accuracy ? {} : {budget: now.size, ablation: now.ablation || null, of: "circuit"})})
         const k = at ? t.select(at)[0] : undefined, v = k == null ? NaN : t.at(k, "value"), empty = !Number.isFinite(v)
@@ -506,19 +520,22 @@ class View {
         if (h0 != null) held.push(h0)
         const images = h0 == null ? null : counts.at(h0, "value")
         const tip = `${name}, ${c}: ` + (empty ? "not measured" : `${METRICS[now.metric]} ${this.interval(t, k)}`) + (rival == null ? "" : `; random circuits ${this.interval(t, rival)}${weak ? ", which it is not above" : ""}`) + (images == null ? "" : `; trained on ${many(images)} images`)
-        const scaled = accuracy ? v : now.metric === "AUROC" ? (v - .5) * 2 : v, chosen = name === now.client && c === now.cls
+        const scaled = accuracy ? v : now.metric === "AUROC" ? (v - .5) * 2 : v
         cells.push(s("g", {class: "fi-cell", "data-client": name, "data-cls": c, "data-tip": tip, onclick: () => this.set({client: name, cls: c})},
           s("rect", {x: x + 1, y: y + 1, width: cell - 2, height: row - 2, rx: 2, fill: empty ? `url(#${this.id})` : viridis(scaled)}),
           !empty && cell > u * 2.3 && s("text", {x: x + cell * (images > 0 ? .38 : .5), y: y + row / 2, "text-anchor": "middle", "dominant-baseline": "central", class: "fi-small", style: `fill:${inkOn(scaled)}`, text: accuracy ? Math.round(v * 100) : two(v)}),
           !empty && weak && s("circle", {cx: x + cell - u * .45, cy: y + u * .45, r: u * .22, fill: "none", stroke: inkOn(scaled), "stroke-width": 1.5}),
           images > 0 && s("circle", {cx: x + (empty ? cell / 2 : cell - Math.min(row, cell) * .3), cy: y + row * (empty ? .5 : .6), r: Math.max(Math.sqrt(images / most) * Math.min(row, cell) * (empty ? .42 : .22), 1), fill: empty ? this.c.soft : inkOn(scaled), opacity: empty ? 1 : .75})))
-        if (chosen) cells.push(s("rect", {x: x, y: y, width: cell, height: row, rx: 3, class: "fi-chosen"}))
       })
     })
     if (drawn.length) this.use("matrix", t, drawn)
     if (held.length) this.use("matrix", counts, held)
     const svg = s("svg", {width: full + Math.max(lean, 0), height: H, role: "img", "aria-label": `${METRICS[now.metric]} by model and class`},
       s("defs", {}, s("pattern", {id: this.id, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)"}, s("rect", {width: 6, height: 6, fill: this.c.paper}), s("line", {x1: 0, x2: 0, y1: 0, y2: 6, stroke: this.c.line, "stroke-width": 2.2}))), cells)
+    const frame = s("rect", {width: cell, height: row, rx: 3, class: "fi-chosen"})
+    svg.append(frame)
+    this.chosen = {svg, frame, names, left, top, cell, row}
+    this.choose()
     const ends = accuracy ? ["0 %", "100 %"] : now.metric === "AUROC" ? ["≤ 0.5", "1"] : ["≤ 0", "1"]
     const bar = h("span", {}, ends[0] + " ", h("i", {class: "fi-bar", style: `background:linear-gradient(90deg,${VIRIDIS.join()})`}), " " + ends[1])
     const keys = this.legend([["not measured", s("rect", {x: 4, y: 0, width: 18, height: 14, fill: `url(#${this.id})`})],
@@ -528,6 +545,15 @@ class View {
     const off = t ? names.map(x => [x, this.roundOf(t, x)]).filter(([, r]) => r != null && r !== now.round).map(([x, r]) => `${x} (round ${r})`) : []
     const late = off.length ? h("span", {class: "fi-note", text: `Of another round, the nearest examined: ${off.slice(0, 4).join(", ")}${off.length > 4 ? ` and ${off.length - 4} more` : ""}.`}) : null
     return {nodes: [h("div", {class: "fi-scroll"}, svg), keys], caption: [`${METRICS[now.metric]}${accuracy ? "" : `, circuits of ${percent(Number(now.size))} of the channels`}. ${count}`, late]}
+  }
+
+  choose() { // moves the frame to the chosen cell; false: there is no matrix to move it in
+    if (!this.chosen) return false
+    const {svg, frame, names, left, top, cell, row} = this.chosen, now = this.at
+    for (const label of svg.querySelectorAll("[data-column], [data-row]")) label.classList.toggle("fi-on", label.dataset.column === now.cls || label.dataset.row === now.client)
+    frame.setAttribute("x", left + cell * this.trace.meta.classes.indexOf(now.cls))
+    frame.setAttribute("y", top + row * names.indexOf(now.client))
+    return true
   }
 
   // ---- a plot with axes, for B and E
