@@ -65,7 +65,7 @@ def data_of(name):
 
 def jobs():
     "Every run, the comparison first: (task, method, condition, Config)."
-    found = [job for s in SEEDS for job in [(t, m, "clean", s) for m in METHODS for t in TASKS] + [("CIFAR-10", m, h, s) for m in TRIED_HARD for h in HARD if h != "clean"]]
+    found = [(t, m, "clean", s) for s in SEEDS for m in METHODS for t in TASKS] + [("CIFAR-10", m, h, s) for s in SEEDS for m in TRIED_HARD for h in HARD if h != "clean"]
     for task, method, hard, seed in found:
         strategy, args = METHODS[method]
         more = 2 * method.endswith("rounds more")
@@ -134,7 +134,7 @@ CUT = Config(dataset="fashion_mnist_small", model="two_cnn", model_args=dict(hid
              rounds=10, local_steps=15, batch_size=32, lr=1e-3, eval_every=10)
 HALVES = {"dense FedAvg": ("fedavg", {}), "random units": ("random_mask", {}), "magnitude units": ("magnitude", dict(explore_epochs=.5)),
           "AutoFLIP units": ("autoflip", dict(explore_epochs=.5))}
-SHOWN = ("AUROC", "TPR, calibrated", "FPR, calibrated", "TPR", "FPR")
+SHOWN = ("AUROC", "TPR, calibrated", "FPR, calibrated")
 
 
 def preserved(dense, again, own, kept, channels):

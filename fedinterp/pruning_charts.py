@@ -102,12 +102,12 @@ def _pareto_rows(frame, costs, dense):
         parts.append(at.assign(of=name, front=undominated(at.cost, at.value)))
     return pd.concat(parts, ignore_index=True)
 
-# %% ../nbs/52_pruning_charts.ipynb #c084d448
+# %% ../nbs/52_pruning_charts.ipynb #13d89143
 def _pareto(rows, dense, span):
     "The layers of `fig_pareto`: the dense model's band and rule, the line of those that nothing beats, the methods."
     import altair as alt
     methods = [m for m in ordered(rows, "run") if m != dense]
-    who = dict(scale=alt.Scale(domain=methods), legend=alt.Legend(orient="right", columns=1, symbolLimit=0))
+    who = dict(scale=alt.Scale(domain=methods), legend=alt.Legend(orient="right", columns=1, symbolLimit=0, labelLimit=0))
     wide = alt.Scale(domain=[0, max(1.05, 1.05 * rows.cost.max())], nice=False)
     x = alt.X("cost:Q", title="share of the dense model's", axis=alt.Axis(format=".0%", grid=False), scale=wide)
     y, ends = alt.Y("value:Q", title="accuracy", scale=alt.Scale(zero=False), axis=alt.Axis(format=".0%")), (alt.Y("lo:Q"), alt.Y2("hi:Q"))
