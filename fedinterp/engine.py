@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['BLOCK', 'Bench', 'Stopped', 'LocalEngine']
 
-# %% ../nbs/22_engine.ipynb #57be467a
+# %% ../nbs/22_engine.ipynb #4f027c3a
 import multiprocessing, os, threading, traceback
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 import numpy as np, torch
 from fastcore.basics import patch
 from torch import nn
-from torch.nn import functional as F
 from .core import ClientError, Config, FedInterpError
 from .data import Dataset
 from .local import train_client
+from .models import outcomes
 from .run import pack, unpack
 from .strategy import Strategy
 
@@ -38,22 +38,21 @@ class Bench:
         scores = self.score(got.weights, 0, len(self.data.y_test)) if score else None
         return dict(samples=got.samples, steps=got.steps, loss=got.loss, sparsity=got.sparsity), *packed, scores
 
-# %% ../nbs/22_engine.ipynb #aec7d9b6
+# %% ../nbs/22_engine.ipynb #954eba47
 BLOCK = 100  # test images scored at once: enough to be fast, few enough to stay in the processor's cache
 
 @patch
-def score(self:Bench, weights:dict, start:int, stop:int) -> tuple[np.ndarray, list[float]]:
-    "Right answers per class, and the sum of losses of each block, over test images start … stop."
+def score(self:Bench, weights:dict, start:int, stop:int) -> list[tuple[np.ndarray, float]]:
+    "Each block's right answers per class, and its sum of losses, over test images start … stop."
     self.model.load_state_dict(weights)
     self.model.eval()
-    right, losses = np.zeros(len(self.data.classes), dtype=np.int64), []
+    blocks = []
     with torch.no_grad():
         for at in range(start, stop, BLOCK):
             x, y = self.data.x_test[at:min(at + BLOCK, stop)], self.data.y_test[at:min(at + BLOCK, stop)]
-            logits = self.model(x)
-            right += np.bincount(y[logits.argmax(1) == y].numpy(), minlength=len(right))
-            losses.append(float(F.cross_entropy(logits, y, reduction="sum")))
-    return right, losses
+            right, loss = outcomes(self.model, x, y)
+            blocks.append((np.bincount(y.numpy(), weights=right.double().numpy(), minlength=len(self.data.classes)), float(loss.sum())))
+    return blocks
 
 # %% ../nbs/22_engine.ipynb #627d8ca8
 def _serve(bench, pipe, others):

@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['local_steps', 'batches', 'augment', 'magnitude_mask', 'prunable', 'sparsity_at', 'realised_sparsity', 'norm_modules',
-           'norm_entries', 'Trained', 'train_client']
+           'norm_entries', 'Trained', 'trainable', 'train_client']
 
-# %% ../nbs/21_local.ipynb #7b6c8cf2
+# %% ../nbs/21_local.ipynb #b14b3ab2
 import math
 from dataclasses import dataclass
 import numpy as np, torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from .core import Config, DivergedError, clone, nonfinite, rng_for
+from .core import Config, DivergedError, clone, nonfinite, rng_for, seeded
+from .models import loss_of
 from .sites import adapter
 from .strategy import Local, Strategy
 
@@ -116,7 +117,7 @@ class Trained:
     loss: float       # mean training loss over the round's samples
     sparsity: dict    # layer -> share of zeros; empty in dense mode
 
-# %% ../nbs/21_local.ipynb #a5f74db4
+# %% ../nbs/21_local.ipynb #b0aced27
 _optimizers = {
     "adam": lambda p, c: torch.optim.Adam(p, lr=c.lr, weight_decay=c.weight_decay),
     "adamw": lambda p, c: torch.optim.AdamW(p, lr=c.lr, weight_decay=c.weight_decay),
@@ -131,7 +132,11 @@ def _load(model, strategy, weights, server, client):
 
 def _hooked(strategy): return type(strategy).local_grad is not Strategy.local_grad
 
-# %% ../nbs/21_local.ipynb #0cc74064
+def trainable(model:nn.Module) -> dict[str, nn.Parameter]: # name -> parameter
+    "The parameters that training moves; frozen ones stay out of every account."
+    return {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+# %% ../nbs/21_local.ipynb #c2e7b451
 def train_client(
     model:nn.Module,        # the resident model; its weights are overwritten
     x:Tensor, y:Tensor,     # all training data: (N, C, H, W), (N,)
@@ -147,9 +152,9 @@ def train_client(
     "Local training of one client in one round; raises DivergedError where the weights are not finite."
     rng, steps = rng_for(config.seed, "local", round, client), local_steps(len(indices), config)
     kept = _load(model, strategy, weights, server, own)
-    local = Local(weights, clone(model.state_dict()), server, kept, config.lr, steps, theta=dict(model.named_parameters()))
+    local = Local(weights, clone(model.state_dict()), server, kept, config.lr, steps, theta=trainable(model))
     sparse = [] if not config.sparsity else prunable(model) if sparse is None else sparse
-    total = _steps(model, x, y, indices, config, strategy, rng, local, sparse)
+    with seeded(config.seed, "dropout", round, client): total = _steps(model, x, y, indices, config, strategy, rng, local, sparse)
     trained = clone(model.state_dict())
     if (bad := nonfinite(trained)):
         raise DivergedError(f"client {client} diverged in round {round}: {bad[0]} is not finite (lr = {config.lr})", round, client)
@@ -157,10 +162,10 @@ def train_client(
     if config.batchnorm == "local": kept = {**kept, **{f"batchnorm/{k}": trained[k] for k in norm_entries(model)}}
     return Trained(trained, extra, kept, len(indices), steps, total / max(1, steps), realised_sparsity(trained, sparse))
 
-# %% ../nbs/21_local.ipynb #a13310f3
+# %% ../nbs/21_local.ipynb #175f328c
 def _steps(model, x, y, indices, config, strategy, rng, local, sparse):
     "The local steps; returns the sum of the batches' losses."
-    params, norms = list(model.parameters()), list(norm_modules(model).values())
+    params, norms = list(local.theta.values()), list(norm_modules(model).values())
     sparse = [model.get_parameter(n) for n in sparse]
     optimizer, hooked, total = _optimizers[config.optimizer](params, config), _hooked(strategy), torch.zeros(())
     model.train()
@@ -168,7 +173,7 @@ def _steps(model, x, y, indices, config, strategy, rng, local, sparse):
         xb, yb, project = augment(x[batch], config.augment, rng), y[batch], None
         for m in norms: m.train(len(batch) > 1 and config.batchnorm != "freeze")
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(model(xb), yb)
+        loss = loss_of(model, xb, yb)
         loss.backward()
         if hooked: project = _apply_hook(model, strategy, local, xb, yb)
         if config.clip_grad: nn.utils.clip_grad_norm_(params, config.clip_grad)
@@ -178,7 +183,7 @@ def _steps(model, x, y, indices, config, strategy, rng, local, sparse):
         total += loss.detach()
     return float(total)
 
-# %% ../nbs/21_local.ipynb #f7da9dc1
+# %% ../nbs/21_local.ipynb #7bc0ef13
 def _no_grad(f, *args):
     with torch.no_grad(): return f(*args)
 
@@ -186,8 +191,10 @@ def _apply_hook(model, strategy, local, xb, yb):
     "Let the strategy change the gradients; returns its projection, if it has one."
     grads = lambda: {n: p.grad for n, p in local.theta.items() if p.grad is not None}
     def closure():
+        kept = [b.clone() for b in model.buffers()]
         model.zero_grad(set_to_none=True)
-        with torch.enable_grad(): F.cross_entropy(model(xb), yb).backward()
+        with torch.enable_grad(): loss_of(model, xb, yb).backward()
+        for b, old in zip(model.buffers(), kept): b.copy_(old)  # a second look at a batch leaves BatchNorm's statistics alone
         return grads()
     local.closure = closure
     out = _no_grad(strategy.local_grad, grads(), local)

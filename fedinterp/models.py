@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SimpleCNN', 'ResNet10', 'TwoCNN', 'FEMNISTCNN', 'Characters', 'Recurrent', 'LastStep', 'NextCharLSTM', 'build_model',
-           'evaluating', 'tokens_below', 'random_inputs', 'batches', 'predict']
+           'evaluating', 'tokens_below', 'random_inputs', 'batches', 'predict', 'loss_of', 'outcomes']
 
 # %% ../nbs/12_models.ipynb #f30de2ba
 import inspect
@@ -239,3 +239,22 @@ def predict(
     with evaluating(model), torch.no_grad(): out = [model(xb) for xb in batches(model, x, batch)]
     if not torch.is_tensor(out[0]): raise InputError(f"the model returned {type(out[0]).__name__}: wrap it so that it returns its logits")
     return torch.cat([o.cpu() for o in out])
+
+# %% ../nbs/12_models.ipynb #ae8738a1
+def loss_of(
+    model:nn.Module,   # its own `loss(x, y)` is asked where it has one
+    x:torch.Tensor,    # (B, ...)
+    y:torch.Tensor,    # (B,) labels
+) -> torch.Tensor: # a scalar, with its graph
+    "What training lowers: cross-entropy, unless the model says otherwise."
+    return model.loss(x, y) if hasattr(model, "loss") else nn.functional.cross_entropy(model(x), y)
+
+def outcomes(
+    model:nn.Module,   # its own `outcomes(x, y)` is asked where it has one
+    x:torch.Tensor,    # (B, ...)
+    y:torch.Tensor,    # (B,) labels
+) -> tuple[torch.Tensor, torch.Tensor]: # (B,) how right each answer is, in [0, 1], and (B,) its loss
+    "How a model does on each input: by default right or wrong, and cross-entropy."
+    if hasattr(model, "outcomes"): return model.outcomes(x, y)
+    logits = model(x)
+    return (logits.argmax(1) == y).double(), nn.functional.cross_entropy(logits, y, reduction="none")

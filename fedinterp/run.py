@@ -31,7 +31,7 @@ def write_bytes(path:Path, content:bytes):
         partial.write_bytes(content)
         partial.replace(path)
 
-# %% ../nbs/02_run.ipynb #5b264f7d
+# %% ../nbs/02_run.ipynb #97b6c1e0
 def pack(state:dict) -> bytes: # a safetensors file's content
     "A state dict as bytes; entries that share memory are written apart."
     from safetensors.torch import save as to_bytes
@@ -43,7 +43,7 @@ def unpack(
 ) -> dict: # name -> tensor
     "A state dict from bytes; a truncated or foreign file is refused in one sentence."
     from safetensors.torch import load as from_bytes
-    try: return from_bytes(content)
+    try: return dict(sorted(from_bytes(content).items()))  # the file keeps no order, and a sum over entries needs one
     except Exception as e: raise RunError(f"{where} is damaged or is not a safetensors file ({e})") from None
 
 # %% ../nbs/02_run.ipynb #9b3c8ca1

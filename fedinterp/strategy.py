@@ -12,7 +12,7 @@ from typing import Callable, ClassVar
 from torch import Tensor
 from .core import InputError, choose, lookup, names, weighted_mean
 
-# %% ../nbs/20_strategy.ipynb #b88fbcf8
+# %% ../nbs/20_strategy.ipynb #1be38db6
 @dataclass
 class Local:
     "One client's round, as the hooks see it."
@@ -25,8 +25,9 @@ class Local:
     step: int = 0   # t, from 0
     theta: dict = field(default_factory=dict)  # name -> trainable parameter, as it is now
     closure: Callable|None = None              # () -> gradients of this step's batch at theta as it is now
+    work: dict = field(default_factory=dict)   # the strategy's own notes from step to step, gone after the round
 
-# %% ../nbs/20_strategy.ipynb #8c15b785
+# %% ../nbs/20_strategy.ipynb #955e46d4
 @dataclass
 class Upload:
     "What the server receives from one client."
@@ -35,6 +36,7 @@ class Upload:
     weight: float   # its share in the mean: n_k, or 1 for uniform weighting
     weights: dict   # θ_k, the whole state: parameters and buffers
     extra: dict     # the strategy's further tensors
+    params: tuple = ()  # which of the weights train; the others are buffers, such as BatchNorm's statistics
 
 # %% ../nbs/20_strategy.ipynb #4b3e61cc
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['cohort', 'round_half_up', 'Federation', 'Progress', 'default_workers', 'train']
 
-# %% ../nbs/23_train.ipynb #53c955a2
+# %% ../nbs/23_train.ipynb #931fae36
 import copy, hashlib, os, threading, time
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from torch import nn
 from .core import ClientError, Config, DivergedError, InputError, RunError, clone, intra_op_threads, lookup, names, nbytes, rng_for
 from .data import Dataset, load_dataset
 from .engine import BLOCK, Bench, LocalEngine, Stopped
-from .local import local_steps, prunable, realised_sparsity
+from .local import local_steps, prunable, realised_sparsity, trainable
 from .models import batches, build_model
 from .partition import corrupt_clients, corrupted, partition
 from .run import Run, RoundWriter, create, pack, parse_trace, prune, trace_bytes, unpack, writing
@@ -61,7 +61,7 @@ class Federation:
         self._raise(round, clients, failed)
         return [self._upload(k, got[k]) for k in sorted(got)], self._rows(round, got, failed), failed
 
-# %% ../nbs/23_train.ipynb #8e6aa363
+# %% ../nbs/23_train.ipynb #d5fb39cf
 @patch
 def _own(self:Federation, client):
     if client not in self.own: self.own[client] = self.strategy.init_client(self.weights, client)
@@ -80,9 +80,9 @@ def _upload(self:Federation, client, answer):
     account, weights, extra, own, _ = answer
     self.own[client] = unpack(own)
     weight = (account["samples"] if self.config.weighting == "samples" else 1) if account["samples"] else 0
-    return Upload(client, account["samples"], float(weight), unpack(weights), unpack(extra))
+    return Upload(client, account["samples"], float(weight), unpack(weights), unpack(extra), tuple(trainable(self.bench.model)))
 
-# %% ../nbs/23_train.ipynb #94c9b753
+# %% ../nbs/23_train.ipynb #31ccb1b7
 @patch
 def _rows(self:Federation, round, got, failed):
     rows = [dict(round=round, client=k, metric="failed", value=1.0, n=0) for k in failed]
@@ -108,9 +108,10 @@ def evaluate(self:Federation, round:int) -> list[dict]:
 
 @patch
 def _score_rows(self:Federation, round, client, scores):
-    data, right = self.bench.data, sum(s[0] for s in scores)
+    data, blocks = self.bench.data, [block for part in scores for block in part]
+    right, loss = (sum(b[i] for b in blocks) for i in (0, 1))
     held = np.bincount(data.y_test.numpy(), minlength=len(data.classes))
-    rows = [("all", "accuracy", right.sum() / held.sum(), held.sum()), ("all", "loss", sum(sum(s[1]) for s in scores) / held.sum(), held.sum())]
+    rows = [("all", "accuracy", right.sum() / held.sum(), held.sum()), ("all", "loss", loss / held.sum(), held.sum())]
     rows += [(c, "accuracy", right[i] / held[i], held[i]) for i, c in enumerate(data.classes) if held[i]]
     return [dict(round=round, client=client, cls=c, metric=m, value=float(v), n=int(n)) for c, m, v, n in rows]
 
