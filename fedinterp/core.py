@@ -59,13 +59,17 @@ def choose(
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise InputError(f"unknown {kind} {given!r}: choose from {', '.join(sorted(choices))}{hint}")
 
-# %% ../nbs/00_core.ipynb #69f491a3
+# %% ../nbs/00_core.ipynb #445ae456
 _registry = {
     "model": {"simple_cnn": "fedinterp.models:SimpleCNN", "resnet10": "fedinterp.models:ResNet10",
-              "two_cnn": "fedinterp.models:TwoCNN", "femnist_cnn": "fedinterp.models:FEMNISTCNN", "char_lstm": "fedinterp.models:NextCharLSTM"},
+              "two_cnn": "fedinterp.models:TwoCNN", "femnist_cnn": "fedinterp.models:FEMNISTCNN", "char_lstm": "fedinterp.models:NextCharLSTM",
+              "causal_lm": "fedinterp.causal:CausalLM"},
     "strategy": {"fedavg": "fedinterp.strategy:FedAvg", "fedprox": "fedinterp.baselines:FedProx", "scaffold": "fedinterp.baselines:Scaffold",
                  "autoflip": "fedinterp.autoflip:AutoFLIP", "random_mask": "fedinterp.pruning:RandomMask", "magnitude": "fedinterp.pruning:Magnitude",
-                 "eflprune_standin": "fedinterp.pruning:EFLPruneStandIn", "prunefl": "fedinterp.pruning:PruneFL", "fedmask": "fedinterp.pruning:FedMask"},
+                 "eflprune_standin": "fedinterp.pruning:EFLPruneStandIn", "prunefl": "fedinterp.pruning:PruneFL", "fedmask": "fedinterp.pruning:FedMask",
+                 "fedsam": "fedinterp.baselines:FedSAM", "fedavgm": "fedinterp.serveropt:FedAvgM", "fedadam": "fedinterp.serveropt:FedAdam", "fedyogi": "fedinterp.serveropt:FedYogi",
+                 "local": "fedinterp.private:LocalOnly", "fedper": "fedinterp.private:FedPer", "fedbabu": "fedinterp.private:FedBABU", "pflalign": "fedinterp.pflalign:PFLAlign",
+                 "fedsa_lora": "fedinterp.lora:FedSALoRA", "ffa_lora": "fedinterp.lora:FFALoRA", "frlora": "fedinterp.lora:FRLoRA"},
     "builder": {"model": "fedinterp.models:build_model", "data": "fedinterp.data:load_dataset"},
     "engine": {"local": "fedinterp.engine:LocalEngine"},
     "report": {"autopsy": "fedinterp.autopsy_report:autopsy_report"},
