@@ -7,7 +7,7 @@ from conftest import ROOT
 
 NOTEBOOKS = sorted(p for p in (ROOT/"nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 ROOMS = [p for p in NOTEBOOKS if p.parent == ROOT/"nbs" and re.match(r"\d\d_", p.name)]
-TABLES_ONLY = {"charts", "model_charts", "pruning_charts", "report", "panel_charts", "circuit_charts", "concept_charts", "autopsy_report", "trace",
+TABLES_ONLY = {"charts", "model_charts", "pruning_charts", "personal_charts", "report", "panel_charts", "circuit_charts", "concept_charts", "autopsy_report", "trace",
                "explorer"}  # views read tables, so they start fast and need no torch
 cfg = configparser.ConfigParser(delimiters=["="], interpolation=None)
 cfg.read(ROOT/"settings.ini", encoding="utf-8")
