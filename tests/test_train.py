@@ -9,7 +9,8 @@ from fedinterp.run import Run
 from fedinterp.strategy import Strategy
 from fedinterp.train import train
 
-EXTRA = {"scaffold": dict(optimizer="sgd", lr=0.05)}
+EXTRA = {name: dict(optimizer="sgd", lr=0.05) for name in ("scaffold", "pflalign")}
+FACTORS = {"fedsa_lora", "ffa_lora", "frlora"}  # these need a model with LoRA factors: test_lora.py proves the same of them
 
 
 def value(run, metric, client="server", cls="all", round=None):
@@ -17,7 +18,7 @@ def value(run, metric, client="server", cls="all", round=None):
     return (found if round is None else found[found["round"] == round]).value.iloc[-1]
 
 
-@pytest.mark.parametrize("strategy", names("strategy"))
+@pytest.mark.parametrize("strategy", [s for s in names("strategy") if s not in FACTORS])
 @pytest.mark.parametrize("changes", [dict(), dict(participation=0.5, sparsity=0.8, augment="flip_shift", eval_clients_every=2)])
 def test_every_strategy_gives_equal_bytes_on_one_and_on_two_workers_and_after_a_resume(tiny, config, tmp_path, strategy, changes):
     config = config.replace(strategy=strategy, **EXTRA.get(strategy, {}), **changes)
