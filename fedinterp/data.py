@@ -35,7 +35,7 @@ def _digest(*tensors):
         digest.update(memoryview(t.contiguous().numpy()).cast("B"))
     return digest.hexdigest()[:12]
 
-# %% ../nbs/10_data.ipynb #2cd70fe1
+# %% ../nbs/10_data.ipynb #8faf1c0e
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     "Images or texts, and labels, prepared once; a client is an index array into the training part."
@@ -58,9 +58,10 @@ class Dataset:
     def fingerprint(self) -> str: return _digest(self.x_train, self.y_train, self.x_test, self.y_test)
     def images(self, x:torch.Tensor) -> np.ndarray: return _pixels(self, x) # uint8, channels last (none if there is one)
     def __repr__(self):
+        kind = "writers" if not self.tokens else "groups" if self.x_train.ndim == 3 else "roles"  # (N, 2, L): instructions
         what = f"texts of {self.size} tokens" if self.tokens else f"images of {self.channels}×{self.size}×{self.size}"
         return (f"Dataset({self.name}: {len(self.x_train):,} + {len(self.x_test):,} {what}, "
-                f"{len(self.classes)} classes" + (")" if self.groups is None else f", {len(np.unique(self.groups))} {'roles' if self.tokens else 'writers'})"))
+                f"{len(self.classes)} classes" + (")" if self.groups is None else f", {len(np.unique(self.groups))} {kind})"))
 
 # %% ../nbs/10_data.ipynb #91e539b9
 def _scaled(x):
