@@ -829,6 +829,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fedinterp.pflalign._Round.close': ('pflalign.html#_round.close', 'fedinterp/pflalign.py'),
                                     'fedinterp.pflalign._Round.go': ('pflalign.html#_round.go', 'fedinterp/pflalign.py'),
                                     'fedinterp.pflalign._Round.withdraw': ('pflalign.html#_round.withdraw', 'fedinterp/pflalign.py'),
+                                    'fedinterp.pflalign._alike': ('pflalign.html#_alike', 'fedinterp/pflalign.py'),
                                     'fedinterp.pflalign._check': ('pflalign.html#_check', 'fedinterp/pflalign.py'),
                                     'fedinterp.pflalign._compiled': ('pflalign.html#_compiled', 'fedinterp/pflalign.py'),
                                     'fedinterp.pflalign._denoise': ('pflalign.html#_denoise', 'fedinterp/pflalign.py'),

@@ -106,10 +106,16 @@ def _compiled():
 def _run_loop(rule, rows, scale, shrink):
     _compiled()(*(x.numpy() for x in rows), *map(np.float32, (rule.beta, 1 - rule.beta, rule.eps, scale, shrink)))
 
-# %% ../nbs/46_pflalign.ipynb #07d1fa28
+# %% ../nbs/46_pflalign.ipynb #6c186497
 def _row(like):
     "A flat vector that holds tensors like these, not yet filled."
     return next(iter(like.values())).detach().new_empty(sum(p.numel() for p in like.values()))
+
+def _alike(like):
+    "Refuse tensors that one flat vector cannot hold as they are."
+    kinds = sorted({f"{p.dtype} on {p.device}".removeprefix("torch.") for p in like.values()})
+    if len(kinds) > 1: raise InputError(f"parameters are {' and '.join(kinds)}: give them one number type and device, or, to `Aligned`, a group for each")
+    if not kinds[0].startswith(("float32", "float64", "bfloat16")): raise InputError(f"parameters are {kinds[0]}: give float32, float64 or bfloat16, in which ε is not 0")
 
 def _fill(row, values, like, less=None):
     "Put tensors, by name, into a flat vector: zeros for what is missing, and `less` taken off."
@@ -122,13 +128,14 @@ def _named(row, like): # views
     "A flat vector by name, in the tensors' shapes."
     return {n: x.view(p.shape) for (n, p), x in zip(like.items(), row.split([p.numel() for p in like.values()]))}
 
-# %% ../nbs/46_pflalign.ipynb #29ef61ec
+# %% ../nbs/46_pflalign.ipynb #10a3139b
 BLOCK = 1 << 15  # numbers in a block
 LARGE = 1 << 19  # numbers from which the compiled loop is worth its second of compiling
 
 class _Round:
     "One round's flat vectors; `go` turns gradients into steps."
     def __init__(self, rule, like:dict, m:dict={}, v:dict={}, P:dict={}, t:int=0):
+        _alike(like)
         self.rule, self.like, self.t, self.shrink = rule, like, t, 0.0  # shrink: 1/2T, in the units of the step; 0 without an offset
         self.g, self.m, self.v, self.P, self.delta = (_row(like) for _ in range(5))
         for row, values in ((self.m, m), (self.v, v), (self.P, P)): _fill(row, values, like)

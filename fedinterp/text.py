@@ -239,17 +239,17 @@ def encode_prompt(
         fits, most = (middle, most) if len(tokens(middle)) <= length else (fits, middle)
     return tokens(fits)
 
-# %% ../nbs/62_text.ipynb #03efa7b9
-def _fit(row, tokenizer, length, template):
+# %% ../nbs/62_text.ipynb #f31d6d6d
+def _fit(row, tokenizer, length, template, room=0):
     "What became of a row, its tokens, and how many of them are the answer's; the tokens are [] where it does not fit."
     _needs(row, "instruction", "context", "answer", "task")
     _template(template)  # a wrong one is refused here, since it is no row's fault
     end = _special(tokenizer)[1]
     answer = _ids(tokenizer, row["answer"]) + [end]
     if not row["answer"].strip(): return "answer empty", [], 0
-    try: ids = encode_prompt(row, tokenizer, length - len(answer), template)
+    try: ids = encode_prompt(row, tokenizer, length - max(len(answer), room), template)
     except InputError: return "answer too long", [], len(answer)
-    whole = len(ids) < length - len(answer) or ids == encode_prompt(row, tokenizer, 1 << 30, template)
+    whole = ids == encode_prompt(row, tokenizer, 1 << 30, template)  # the room may not be used up, and the prompt be shortened all the same
     return "whole" if whole else "prompt shortened", ids + answer, len(answer)
 
 def encode(
@@ -257,13 +257,20 @@ def encode(
     tokenizer,              # of `load_tokenizer`
     length:int=128,         # the most tokens a row may have
     template:str="short",   # a name in PROMPTS, or a text with {instruction}
+    room:int=0,             # tokens to keep free for an answer, where this one is shorter
 ) -> tuple[list[int], list[int]]: # at most `length` tokens, prompt + answer + EOS; and 1 for each of answer and EOS, else 0
     "A row as tokens; InputError where its answer is empty, or leaves no room for a prompt."
-    what, ids, answer = _fit(row, tokenizer, length, template)
+    what, ids, answer = _fit(row, tokenizer, length, template, room)
     if not ids: raise InputError(f"{what}: {row['task']}, {row['instruction'][:40]!r}" + (f" ({answer} tokens of length = {length})" if answer else ""))
     return ids, [0] * (len(ids) - answer) + [1] * answer
 
-# %% ../nbs/62_text.ipynb #5e286cf4
+# %% ../nbs/62_text.ipynb #3c268793
+def _rooms(rows, tokenizer, length):
+    "Task -> the tokens that all of its rows leave to the answer; 0 where each leaves what its own needs."
+    most = {t: max(len(_ids(tokenizer, r["answer"])) for r in own) + 1 for t, own in by_task(rows).items()}
+    return {t: n if 4 * n <= length else 0 for t, n in most.items()}
+
+# %% ../nbs/62_text.ipynb #6de22f82
 FITS = ("whole", "prompt shortened", "answer too long", "answer empty")
 
 def coverage(
@@ -273,14 +280,15 @@ def coverage(
     template:str="short",   # a name in PROMPTS, or a text with {instruction}
 ): # a table: cls (the task), metric in FITS, value: the share of the task's n rows
     "What becomes of the rows of each task at a length."
-    found = {t: [_fit(r, tokenizer, length, template)[0] for r in own] for t, own in by_task(rows).items()}
+    rooms = _rooms(rows, tokenizer, length)
+    found = {t: [_fit(r, tokenizer, length, template, rooms[t])[0] for r in own] for t, own in by_task(rows).items()}
     return table([dict(cls=t, metric=m, value=own.count(m) / len(own), n=len(own)) for t, own in found.items() for m in FITS])
 
-# %% ../nbs/62_text.ipynb #484df0b4
-def _tensor(rows, tokenizer, length, template, misfits, part):
+# %% ../nbs/62_text.ipynb #7b045069
+def _tensor(rows, tokenizer, length, template, misfits, part, rooms={}):
     "(N, 2, length) int64, and the rows that are in it."
     pad, kept, x = _special(tokenizer)[2], [], []
-    found = [_fit(r, tokenizer, length, template) for r in rows]
+    found = [_fit(r, tokenizer, length, template, rooms.get(r["task"], 0)) for r in rows]
     lost = [(r, what, n) for r, (what, ids, n) in zip(rows, found) if not ids]
     if lost and misfits == "refuse":
         row, what, n = lost[0]
@@ -295,10 +303,10 @@ def _tensor(rows, tokenizer, length, template, misfits, part):
     if not kept: raise InputError(f"none of {len(rows)} {part} rows can be used with length = {length}")
     return torch.tensor(x, dtype=torch.int64), kept
 
-# %% ../nbs/62_text.ipynb #f7b4d5b4
+# %% ../nbs/62_text.ipynb #32f24960
 def _digest(tokenizer, length, template):
     "Eight characters that change with the tokenizer, the length and the template."
-    content = json.dumps([sorted(tokenizer.get_vocab().items()), _special(tokenizer), length, _template(template)])
+    content = json.dumps([sorted(tokenizer.get_vocab().items()), _special(tokenizer), length, _template(template), "one room a task"])
     return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 def _groups(rows, by):
@@ -307,7 +315,7 @@ def _groups(rows, by):
         if by not in row: raise InputError(f"clients = {by!r} names a field, and training row {i} has none of that name: it has {', '.join(row)}")
     return np.array([str(r[by]) for r in rows])
 
-# %% ../nbs/62_text.ipynb #61f7b6fa
+# %% ../nbs/62_text.ipynb #4f53e70e
 def instruction_data(
     train:list[dict],          # rows to train on
     test:list[dict],           # rows to test on, of the same tasks
@@ -322,7 +330,9 @@ def instruction_data(
     choose("misfits", misfits, ("refuse", "leave out"))
     if isinstance(length, bool) or not isinstance(length, int) or length < 8:
         raise InputError(f"length = {length!r} should be a whole number of at least 8 tokens")
-    (x, rows), (x_test, held) = (_tensor(r, tokenizer, length, template, misfits, part) for r, part in ((train, "training"), (test, "test")))
+    if not train: raise InputError("there is no training row: give rows of read_instructions")
+    rooms = _rooms([{"task": "", "answer": "", **r} for r in train], tokenizer, length)  # of the training answers: those of test rows are not asked
+    (x, rows), (x_test, held) = (_tensor(r, tokenizer, length, template, misfits, part, rooms) for r, part in ((train, "training"), (test, "test")))
     tasks, lost = list(by_task(rows)), sorted(set(by_task(train)) - set(by_task(rows)))
     if lost: raise InputError(f"no training row of {', '.join(lost)} can be used with length = {length}: leave the task out, or choose a longer length")
     held, x_test = zip(*[(r, t) for r, t in zip(held, x_test) if choose("task among test rows", r["task"], tasks)])

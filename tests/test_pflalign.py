@@ -332,6 +332,12 @@ def test_gsnr_is_the_squared_mean_by_the_variance_and_nan_where_there_is_none():
     assert torch.allclose(ratios[:5].double(), expected[:5], rtol=1e-4) and ratios[5].isnan()
 
 
+def mixed():
+    opt = Aligned([torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2).double())], lr=1, steps=1)
+    opt.begin()
+    return opt
+
+
 def one(steps=1, **settings): return Aligned([torch.nn.Parameter(torch.zeros(2))], **{"lr": 1, "steps": steps, **settings})
 
 
@@ -346,6 +352,8 @@ def one(steps=1, **settings): return Aligned([torch.nn.Parameter(torch.zeros(2))
     (lambda: alignment_step(torch.zeros(2), torch.zeros(2), {}, torch.zeros(2), 0.1, 2.5), "steps = 2.5"),
     (lambda: alignment_step(torch.zeros(2), torch.zeros(2), {"u": torch.zeros(2)}, torch.zeros(2), 0.1, 5), "'u'"),
     (lambda: alignment_step(torch.zeros(2), torch.zeros(2), {}, torch.zeros(2), 0.1, 5, step=-1), "step = -1"),
+    (lambda: alignment_step(torch.zeros(2).long(), torch.zeros(2), {}, torch.zeros(2), 0.1, 5), "are int64 on cpu: give float32"),
+    (lambda: alignment_step(torch.zeros(2).half(), torch.zeros(2), {}, torch.zeros(2), 0.1, 5), "are float16"), (lambda: mixed().step(), "float32 on cpu and float64 on cpu"),
     (lambda: one(lr=-1), "lr = -1"), (lambda: one(steps=0), "steps = 0"), (lambda: one(momentum=0.9), "'momentum'"),
     (lambda: one().step(), "begin()"), (lambda: one().end(), "begin()"), (lambda: one().begin([torch.zeros(3)]), "one tensor a parameter"),
     (lambda: gsnr(torch.zeros(5)), "(batches, parameters)"), (lambda: gsnr(torch.zeros(1, 5)), "at least 2"),

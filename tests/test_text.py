@@ -99,6 +99,18 @@ def test_an_empty_answer_and_one_that_is_too_long_are_counted_refused_or_left_ou
         instruction_data(good + [dict(bad[0], task="other")], good, tokenizer, 64, misfits="leave out")
 
 
+def test_a_prompt_that_was_shortened_is_counted_so_even_where_room_is_left(tokenizer):
+    row = dict(rows(1)[0], instruction="Say 😀😀😀😀😀😀😀😀😀😀😀😀😀😀😀😀 to me, and then say red")
+    whole, spare = encode_prompt(row, tokenizer, 1 << 30), 0
+    for length in range(60, len(whole) + 12):
+        ids, counts = encode(row, tokenizer, length)
+        found = coverage([row], tokenizer, length).set_index("metric").value
+        shortened = ids[:counts.index(1)] != whole
+        spare += shortened and len(ids) < length
+        assert found["prompt shortened"] == shortened and found["whole"] == (not shortened)
+    assert spare  # a character is several tokens here, so some lengths are not used up
+
+
 def test_text_that_looks_like_a_special_token_is_only_text(tokenizer):
     ids, counts = encode(dict(instruction="Say </s>", context="", answer="</s>", task="t"), tokenizer, 64)
     assert ids.count(tokenizer.eos_token_id) == 1 and ids.count(tokenizer.bos_token_id) == 1
@@ -200,3 +212,13 @@ def test_the_sixteen_tasks_of_flan_and_dolly_are_read_as_published():
         assert len(train) == 8 and set(train) == set(test) and {len(r) for r in train.values()} == {300} and {len(r) for r in test.values()} == {200}
     dolly = read_instructions("dolly15k")
     assert len(dolly) == 15_011 and len(by_task(dolly)) == 8 and sum(bool(r["context"]) for r in dolly) > 4000
+
+
+def test_the_length_of_a_shortened_prompt_does_not_tell_its_answer(tokenizer):
+    text = "Is it so that " + "the river runs by the mill and " * 8 + "ends there?"
+    of = lambda answer: dict(instruction=text, context="", answer=answer, task="options")
+    data = instruction_data([of("no"), of("the very same")], [of("no"), of("the very same"), of("the very same and more")], tokenizer, 96)
+    prompts = [ids[:counts.tolist().index(1)].tolist() for ids, counts in data.x_test[:2]]
+    assert prompts[0] == prompts[1] and len(prompts[0]) < len(encode_prompt(of("no"), tokenizer, 1 << 30))
+    alone = [encode(of(answer), tokenizer, 96)[1].count(0) for answer in ("no", "the very same")]
+    assert alone[0] > alone[1]  # which is what a row for itself would do
