@@ -1226,6 +1226,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'fedinterp.text._ids': ('text.html#_ids', 'fedinterp/text.py'),
                                 'fedinterp.text._needs': ('text.html#_needs', 'fedinterp/text.py'),
                                 'fedinterp.text._reason': ('text.html#_reason', 'fedinterp/text.py'),
+                                'fedinterp.text._rooms': ('text.html#_rooms', 'fedinterp/text.py'),
                                 'fedinterp.text._row': ('text.html#_row', 'fedinterp/text.py'),
                                 'fedinterp.text._special': ('text.html#_special', 'fedinterp/text.py'),
                                 'fedinterp.text._template': ('text.html#_template', 'fedinterp/text.py'),

@@ -4,6 +4,8 @@ from pathlib import Path
 import numpy as np, pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread of arithmetic, as in the engine: equal bits everywhere, and no spinning
+os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # UMAP of a few concepts is done long before it would be compiled
+import torch._dynamo  # noqa: F401  which the first optimiser imports, in a second and a half: once here, and not in each worker of each training
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -91,8 +91,17 @@ def test_p_in_the_steady_state_has_its_measured_value(mean, expected, tolerance)
     assert float(state["P"].mean()) == pytest.approx(expected, abs=tolerance) and float(state["P"].min()) >= 0
 
 
-def test_the_compiled_loop_equals_the_operations_one_by_one_and_the_reference():
-    pytest.importorskip("numba", reason="numba is not installed: nothing is compiled")
+@pytest.fixture
+def machine_code(monkeypatch):
+    "numba at work, which the suite otherwise switches off."
+    numba = pytest.importorskip("numba", reason="numba is not installed")
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 0)
+    pflalign._compiled.cache_clear()
+    yield
+    pflalign._compiled.cache_clear()
+
+
+def test_the_compiled_loop_equals_the_operations_one_by_one_and_the_reference(machine_code):
     like = {"a": torch.zeros(600, 1000), "b": torch.zeros(7)}
     rounds = [pflalign._Round(PFLAlign(), like) for _ in range(2)]
     assert all(r.compiled for r in rounds)
@@ -205,7 +214,7 @@ def test_resume_partial_participation_and_workers_change_no_byte(tiny, config, t
     assert_equal_bytes(config.replace(**SGD, rounds=4, participation=participation, strategy_args=settings), tiny, tmp_path)
 
 
-def test_nor_do_they_with_the_compiled_loop_and_private_batchnorm(config, tmp_path, monkeypatch):
+def test_nor_do_they_with_the_compiled_loop_and_private_batchnorm(config, tmp_path, monkeypatch, machine_code):
     from fedinterp.data import dataset_from_arrays
     if pflalign._compiled(): pflalign._run_loop(PFLAlign(), [torch.zeros(8) for _ in range(5)], 1.0, 1.0)  # before the workers, so that they inherit it
     monkeypatch.setattr(pflalign, "LARGE", 1)

@@ -4,6 +4,7 @@ from importlib.metadata import requires, version
 from pathlib import Path
 import pytest
 from conftest import ROOT
+from kernels import Kernels
 
 NOTEBOOKS = sorted(p for p in (ROOT/"nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 ROOMS = [p for p in NOTEBOOKS if p.parent == ROOT/"nbs" and re.match(r"\d\d_", p.name)]
@@ -103,12 +104,15 @@ def test_a_notebook_keeps_its_outputs_small_and_loads_nothing_from_elsewhere(pat
     assert "/root/" not in text and "/home/" not in text and f"{ROOT}/" not in text
 
 
+@pytest.fixture(scope="module")
+def kernels():
+    made = Kernels()
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: str(p.relative_to(ROOT/"nbs")))
-def test_every_notebook_runs_in_a_real_kernel(path, tmp_path):
-    import nbclient, nbformat
+def test_every_notebook_runs_in_a_real_kernel(path, kernels, tmp_path):
     if (ROOT/"runs").is_dir(): (tmp_path/"runs").symlink_to(ROOT/"runs")  # what the demo has trained need not be trained again
     if (path.parent/"results").is_dir(): (tmp_path/"results").symlink_to(path.parent/"results")  # the tables of studies
-    notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        if cell.cell_type == "code" and re.search(r"^#\|\s*eval:\s*false", cell.source, re.M): cell.metadata["tags"] = ["skip-execution"]
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    kernels.run([source for source in code(path) if not re.search(r"^#\|\s*eval:\s*false", source, re.M)], tmp_path)
