@@ -62,7 +62,7 @@ def _from_circuits(tables, pairs, seed=0):
     note = "how far above an untrained network's the classes' circuits rank test images, as a share of the reference's; interval over classes"
     yield _row("circuits", "is it there?", dict(**interval(np.mean(found, 0)), n=len(areas[0])), KEPT, note)
 
-# %% ../nbs/27_evidence.ipynb #87469558
+# %% ../nbs/27_evidence.ipynb #a243a51e
 def _from_dictionary(tables):
     rows = tables["dictionary"]
     place = rows[(rows.metric == "position") & (rows.a == "run") & (rows.b == "reference")]
@@ -74,10 +74,10 @@ def _from_dictionary(tables):
     at = rows[rows.metric == "accuracy"].set_index(["a", "b", "input"]).loc
     floor, top, own = (at[key].value for key in (("reference", "reference", "mean"), ("reference", "reference", "all concepts"), ("run", "run", "all concepts")))
     crossed, misread = at["run", "reference", "all concepts"], at["reference", "run", "all concepts"]
-    scaled = lambda v, low, high: {c: (v[c] - low) / (high - low) if abs(high - low) > 1e-9 else np.nan for c in ("value", "lo", "hi")}
-    yield _row("run → reference", "is it there?", dict(**scaled(crossed, floor, top), n=crossed["n"]), KEPT,
+    scaled = lambda v, low, high, sure: {c: (v[c] - low) / (high - low) if sure else np.nan for c in ("value", "lo", "hi")}
+    yield _row("run → reference", "is it there?", dict(**scaled(crossed, floor, top, top - floor > 1e-9), n=crossed["n"]), KEPT,
                "the reference's head on the run's concepts: accuracy between that without input (0) and that on the reference's own concepts (1)")
-    lost = scaled(misread, top, own) if top - own > .02 else dict.fromkeys(("value", "lo", "hi"), np.nan)
+    lost = scaled(misread, top, own, top - own > .02)
     yield _row("reference → run", "is it misread?", dict(value=lost["value"], lo=lost["hi"], hi=lost["lo"], n=misread["n"]), READ,
                "the run's head on the reference's concepts: how much of the lost accuracy it loses on them as well; interval of that accuracy alone")
 
