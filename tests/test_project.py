@@ -7,7 +7,7 @@ from conftest import ROOT
 from kernels import Kernels
 
 NOTEBOOKS = sorted(p for p in (ROOT/"nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-LONG = {"31_heads.ipynb", "49_autopsy.ipynb"}  # test_heads.py and test_autopsy.py hold their modules to the same claims
+LONG = {f"{name}.ipynb" for name in ("30_probe", "31_heads", "36_similarity", "49_autopsy")}  # the tests of these modules hold them to the same claims
 ROOMS = [p for p in NOTEBOOKS if p.parent == ROOT/"nbs" and re.match(r"\d\d_", p.name)]
 TABLES_ONLY = {"charts", "model_charts", "pruning_charts", "personal_charts", "report", "panel_charts", "circuit_charts", "concept_charts", "autopsy_report", "trace",
                "explorer"}  # views read tables, so they start fast and need no torch
