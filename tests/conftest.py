@@ -38,6 +38,17 @@ def digest(run):
             for p in sorted(run.path.rglob("*")) if p.is_file() and p.name not in ("log.jsonl", "lock")}
 
 
+def gone_on_with(whole, data, root, rounds):
+    "The run `whole` made again in `root`: stopped after some rounds on two workers, and gone on with on one."
+    from fedinterp.train import train
+    half = train(whole.config.replace(rounds=rounds), root/"half", workers=2, data=data, progress=False)
+    resumed = root/"whole"/whole.config.id
+    resumed.parent.mkdir()
+    half.path.rename(resumed)
+    (resumed/"config.json").write_text((whole.path/"config.json").read_text())
+    return train(whole.config, root/"whole", workers=1, data=data, progress=False)
+
+
 def real_data(name):
     "The path of a real data set, or skip with the reason."
     folder = os.environ.get("FEDINTERP_DATA")
