@@ -106,10 +106,12 @@ def _compiled():
 def _run_loop(rule, rows, scale, shrink):
     _compiled()(*(x.numpy() for x in rows), *map(np.float32, (rule.beta, 1 - rule.beta, rule.eps, scale, shrink)))
 
-# %% ../nbs/46_pflalign.ipynb #6c186497
+# %% ../nbs/46_pflalign.ipynb #f18d3a45
 def _row(like):
     "A flat vector that holds tensors like these, not yet filled."
-    return next(iter(like.values())).detach().new_empty(sum(p.numel() for p in like.values()))
+    first, size = next(iter(like.values())).detach(), sum(p.numel() for p in like.values())
+    if first.device.type == "cpu" and first.dtype == torch.float32: return torch.from_numpy(np.empty(size, np.float32))  # NumPy asks for large pages
+    return first.new_empty(size)
 
 def _alike(like):
     "Refuse tensors that one flat vector cannot hold as they are."
