@@ -185,9 +185,6 @@ def tables(root, out):
     save = lambda frame, name: frame.to_csv(Path(out)/f"pflalign_{name}.csv", index=False, float_format="%.4g")
     save(grids(root), "rates")
     scores = rows[rows.metric.isin(["accuracy", "loss", "ROUGE-L", "exact match"])]
-    written = scores[scores.metric.isin(["ROUGE-L", "exact match"]) & (scores.client != "all")]  # replies come client by client; exact match of tasks with options only
-    everybody = written.groupby(["study", "method", "lr", "seed", "model", "metric"], sort=False).value.mean().reset_index().assign(client="all")
-    scores = pd.concat([scores, everybody], ignore_index=True)
     save(scores[scores.client == "all"][["study", "method", "lr", "seed", "model", "metric", "value"]], "all")
     own = scores[(scores.client != "all") & (scores.model == OWN)]
     save(own.groupby(["study", "method", "client", "metric"], sort=False).value.mean().reset_index(), "clients")

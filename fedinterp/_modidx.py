@@ -944,6 +944,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fedinterp.pruning_charts.undominated': ( 'pruning_charts.html#undominated',
                                                                                     'fedinterp/pruning_charts.py')},
             'fedinterp.replies': { 'fedinterp.replies._answers_of': ('replies.html#_answers_of', 'fedinterp/replies.py'),
+                                   'fedinterp.replies._everybody': ('replies.html#_everybody', 'fedinterp/replies.py'),
                                    'fedinterp.replies._greedy': ('replies.html#_greedy', 'fedinterp/replies.py'),
                                    'fedinterp.replies._left': ('replies.html#_left', 'fedinterp/replies.py'),
                                    'fedinterp.replies._paired': ('replies.html#_paired', 'fedinterp/replies.py'),

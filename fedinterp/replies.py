@@ -170,7 +170,7 @@ def _test_rows(data, tasks, most, seed):
         found[c] = np.sort(rng_for(seed, "reply rows", data.classes[c]).permutation(at)[:most])
     return found
 
-# %% ../nbs/65_replies.ipynb #457d0999
+# %% ../nbs/65_replies.ipynb #fe920826
 def _answers_of(model, data, tokenizer, rows, tasks, ask):
     "Metric -> a score for each of all rows; NaN for other tasks than `tasks`, and for exact match in a task without options."
     options, found = option_tasks(data), {m: [] for m in ask["which"]}
@@ -183,13 +183,17 @@ def _answers_of(model, data, tokenizer, rows, tasks, ask):
     return {m: np.concatenate(parts) for m, parts in found.items()}
 
 def _personal(scores, task, share, boot):
-    "Σ q_c · score_c and its interval, over the client's tasks that have a score; None where none has."
+    "Σ q_c · score_c with its bootstrap draws, over the client's tasks that have a score, and the rows asked; None where none has."
     scored = [c for c in np.flatnonzero(share) if not np.isnan(scores[task == c]).any()]
     if not scored: return None
-    figure = sum(share[c] / share[scored].sum() * boot.mean(scores, task == c) for c in scored)
-    return dict(**interval(figure), n=int(np.isin(task, scored).sum()))
+    return sum(share[c] / share[scored].sum() * boot.mean(scores, task == c) for c in scored), np.isin(task, scored)
 
-# %% ../nbs/65_replies.ipynb #5dfb22bc
+def _everybody(told):
+    "The mean over clients, from their draws, and the rows that any of them was asked."
+    figures, rows = zip(*told)
+    return sum(figures) / len(figures), np.any(rows, axis=0)
+
+# %% ../nbs/65_replies.ipynb #377995a3
 def _shares(run, round, data):
     "Client -> its mix of tasks (T,), for the clients that trained in a round."
     if round < 1 or not run.clients(round):
@@ -204,14 +208,19 @@ def _scored(run, round, data, tokenizer, shares, rows, models, ask, model, seed)
     def of(state, tasks):
         model.load_state_dict(state)
         return _answers_of(model, data, tokenizer, rows, tasks, ask)
-    everybody = [(MODELS[2], of(run.server(round), set(rows)))] if MODELS[2] in models else []
+    def row(client, name, metric, figure, where): return dict(client=client, metric=metric, model=name, **interval(figure), n=int(where.sum()))
+    server = [(MODELS[2], of(run.server(round), set(rows)))] if MODELS[2] in models else []
+    told = {}
     for k, share in shares.items():
         own = [(name, of(state, set(np.flatnonzero(share)))) for name, state in _states(run, round, k, models)]
-        for name, scores in own + everybody:
-            personal = {m: _personal(s, task, share, boot) for m, s in scores.items()}
-            yield from (dict(client=k, metric=m, model=name, **got) for m, got in personal.items() if got)
+        for name, scores in own + server:
+            for m, s in scores.items():
+                if got := _personal(s, task, share, boot):
+                    told.setdefault((name, m), []).append(got)
+                    yield row(k, name, m, *got)
+    for (name, m), all_ in told.items(): yield row("all", name, m, *_everybody(all_))
 
-# %% ../nbs/65_replies.ipynb #874ac205
+# %% ../nbs/65_replies.ipynb #23462be2
 def reply_scores(
     run:Run,                      # trained on `data`, with its clients kept
     data:Dataset,                 # of instructions
@@ -225,7 +234,7 @@ def reply_scores(
     batch:int=32,                 # rows at a time
     template:nn.Module|None=None, # the module, where a run was trained on one of the user's
     seed:int=0,                   # of the choice of rows, and of the bootstrap
-): # a table: round, client, metric, value, lo, hi, n, model
+): # a table: round, client ("all": the mean over those with a score), metric, value, lo, hi, n, model
     "How well each client of a round is served by its three models, in replies and in losses."
     for m in models: choose("model", m, MODELS)
     for m in which: choose("metric", m, WHICH)

@@ -164,13 +164,22 @@ def test_the_three_models_of_a_client_are_what_they_are_called(run, data, letter
 def test_the_table_has_every_metric_with_its_interval_and_exact_match_where_there_are_options(run, data, letters):
     got = reply_scores(run, data, letters, rows_per_task=6)
     assert {"run", "round", "client", "metric", "value", "lo", "hi", "n", "model"} == set(got) and set(got["round"]) == {2}
-    assert (got.lo <= got.value).all() and (got.value <= got.hi).all() and set(got.n) == {6}
-    assert {c: set(rows.metric) for c, rows in got.groupby("client")} == {"0": set(WHICH), "1": set(WHICH) - {"exact match"}}
+    assert (got.lo <= got.value).all() and (got.value <= got.hi).all() and set(got[got.client != "all"].n) == {6}
+    assert {c: set(rows.metric) for c, rows in got.groupby("client")} == {"0": set(WHICH), "1": set(WHICH) - {"exact match"}, "all": set(WHICH)}
     assert got[got.metric.isin(["ROUGE-L", "exact match", "token accuracy"])].value.between(0, 1).all()
     again = reply_scores(run, data, letters, rows_per_task=6, batch=2)
     assert np.allclose(got.value, again.value, atol=1e-6) and got.equals(reply_scores(run, data, letters, rows_per_task=6))
     earlier = reply_scores(run, data, letters, round=1, which=("loss",), models=("global",))
-    assert len(earlier) == 2 and set(earlier["round"]) == {1}
+    assert len(earlier) == 3 and set(earlier["round"]) == {1}
+
+
+def test_the_mean_over_clients_is_of_those_with_a_score_and_its_interval_is_narrower_than_theirs(run, data, letters):
+    got = reply_scores(run, data, letters, rows_per_task=6).set_index(["client", "metric", "model"])
+    both, one = ("all", "token accuracy", MODELS[0]), ("all", "exact match", MODELS[0])
+    own = got.loc[["0", "1"]].xs(both[1:], level=[1, 2])
+    assert got.value[both] == pytest.approx(own.value.mean(), abs=1e-9) and got.n[both] == 12
+    assert got.hi[both] - got.lo[both] < (own.hi - own.lo).max()
+    assert got.value[one] == got.value[("0", *one[1:])] and got.n[one] == 6
 
 
 def test_a_client_of_two_tasks_is_scored_by_its_own_mix(folders, data, letters, tmp_path):
