@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['BLOCK', 'Bench', 'Stopped', 'LocalEngine']
 
-# %% ../nbs/22_engine.ipynb #4f027c3a
+# %% ../nbs/22_engine.ipynb #89e109cd
 import multiprocessing, os, threading, traceback
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import wait
 import numpy as np, torch
 from fastcore.basics import patch
@@ -86,7 +87,7 @@ class _Worker:
         theirs.close()
         self.work = None
 
-# %% ../nbs/22_engine.ipynb #d6d676b5
+# %% ../nbs/22_engine.ipynb #1a237d59
 class Stopped(FedInterpError):
     "The work was stopped, since somebody asked for that."
 
@@ -101,6 +102,7 @@ class LocalEngine:
         if workers == 1 and stop is None: return
         fork = "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()
         self.context = multiprocessing.get_context("fork" if fork else "spawn")
+        if fork: import_module("torch._dynamo")  # which the first optimiser imports, in a second: once here, not in each worker
         for _ in range(workers): self.workers.append(_Worker(self.context, bench, self.workers))
 
     def close(self):
