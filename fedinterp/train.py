@@ -149,12 +149,14 @@ class Progress:
     of: int        # clients in a round
     rows: tuple=() # what a finished round measured, as dicts; empty while it is under way
 
-# %% ../nbs/23_train.ipynb #a0014036
+# %% ../nbs/23_train.ipynb #d66645d2
 def _prepare(config, data, model):
     "The data, the module and the strategy that a config names, all checked."
     strategy = get_strategy(config.strategy, **config.strategy_args)
     if strategy.plain_sgd and (config.optimizer != "sgd" or config.momentum or config.clip_grad):
         raise InputError(f"{config.strategy} holds for plain SGD only: set optimizer='sgd' (it is {config.optimizer!r}), momentum=0 and no clip_grad")
+    if not isinstance(data, (Dataset, type(None))): raise InputError(f"data = {data!r:.60} should be a Dataset; one that has a name goes into the config, as Config(dataset=name)")
+    if not isinstance(model, (nn.Module, type(None))): raise InputError(f"model = {model!r:.60} should be a module; one that has a name goes into the config, as Config(model=name)")
     if data is None: data = load_dataset(config.dataset)
     elif data.name != config.dataset: raise InputError(f"the data are named {data.name!r} and config.dataset is {config.dataset!r}: use Config(dataset={data.name!r})")
     if model is None: model = build_model(config.model, classes=len(data.classes), channels_in=data.x_train.shape[1], size=data.x_train.shape[-1], seed=config.seed, **config.model_args)
@@ -171,10 +173,10 @@ def _facts(config, data, model, given):
     own = dict(module=hashlib.sha256(pack(model.state_dict())).hexdigest()[:16]) if given else dict(input_shape=list(data.x_train.shape[1:]))
     return {**facts, **own}
 
-# %% ../nbs/23_train.ipynb #ba8243df
+# %% ../nbs/23_train.ipynb #b04455ed
 def _open(path, config, trace, facts, parts):
     "The run to go on with: a new one, or the one that is there, if it is the same experiment."
-    if not (path/"config.json").exists(): return create(path, config, parts(), trace=trace, **facts)
+    if not (path/"config.json").exists(): return create(path, config, parts, trace=trace, **facts)
     run = Run.open(path)
     if run.config != config: raise RunError(f"{path} holds another experiment: {run.config.changed()}")
     _same_trace(run, trace)
@@ -190,7 +192,7 @@ def default_workers(cohort:int) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, cohort))
 
-# %% ../nbs/23_train.ipynb #31b7b773
+# %% ../nbs/23_train.ipynb #3703daae
 def train(
     config:Config|dict,        # what defines the experiment
     root:str|Path="runs",      # the folder that holds the run's folder
@@ -214,21 +216,21 @@ def train(
             _same_trace(run, trace)
             return run
     data, module, strategy = _prepare(config, data, model)
-    parts = lambda: partition(data.y_train.numpy(), config.partition, config.clients, config.seed, config.min_samples, data.groups)
-    first = parts()  # refuses a wrong partition before anything is written
+    first = partition(data.y_train.numpy(), config.partition, config.clients, config.seed, config.min_samples, data.groups)  # refuses a wrong partition before anything is written
+    weights = clone(module.state_dict())
+    server = strategy.init_server(weights, config.clients)  # refuses a model that it has no way to train
     held = corrupt_clients(data, first, config)  # what the clients hold; analyses see the clean images
     with writing(path):
-        run = _open(path, config, trace, _facts(config, data, module, model is not None), lambda: first)
+        run = _open(path, config, trace, _facts(config, data, module, model is not None), first)
         bench = Bench(module, held, run.partition, config, strategy, prunable(module) if config.sparsity else [])
         with intra_op_threads(1), closing(engine(bench, workers or default_workers(len(cohort(config, 1))), stop)) as hands, suppress(Stopped):
-            fed = Federation(bench, hands, clone(module.state_dict()), {}, {})
+            fed = Federation(bench, hands, weights, server, {})
             with _bar(run, fed, progress) as bar: _rounds(run, fed, lambda at: (bar(at), observe and observe(at)))
     return run
 
-# %% ../nbs/23_train.ipynb #3f4465e4
+# %% ../nbs/23_train.ipynb #55b8a535
 def _begin(run, fed):
     "Round 0: what the strategy sets up and finds out before any round, and how the server does untrained."
-    fed.server = fed.strategy.init_server(fed.weights, run.config.clients)
     spent = []
     def visit(weights, **changes):
         uploads, rows, _ = fed.visit(0, list(range(run.config.clients)), weights, **changes)
@@ -246,7 +248,7 @@ def _go_on(run, fed):
     prune(run)
     fed.weights = run.server()
     kept = run.path/"rounds"/f"{run.done:04d}"/"strategy.safetensors"
-    if kept.exists(): fed.server, fed.own = _parse_state(unpack(kept.read_bytes(), str(kept)))
+    fed.server, fed.own = _parse_state(unpack(kept.read_bytes(), str(kept))) if kept.exists() else ({}, {})
 
 def _metrics(rows): return table([{"cls": "all", "site": "model", "n": 0, **row} for row in rows])
 

@@ -231,7 +231,7 @@ def test_a_client_that_fails_is_named_with_its_round_and_nothing_written_is_lost
     dict(strategy="fedprox", strategy_args=dict(mu=-1)), dict(strategy="fedprox", strategy_args=dict(mu="big")),
     dict(partition="dirichlet:-1"), dict(partition="dirichlet:0"), dict(partition="dirichelt:1"), dict(partition="classes:9"), dict(partition="groups"),
     dict(clients=161), dict(min_samples=80), dict(strategy="scaffold"), dict(strategy="scaffold", optimizer="sgd", momentum=0.9),
-    dict(model_args=dict(chanels=[4, 4, 4])), dict(model_args=dict(head="mean")),
+    dict(model_args=dict(chanels=[4, 4, 4])), dict(model_args=dict(head="mean")), dict(strategy="fedper", strategy_args=dict(head="fx")), dict(strategy="fedsa_lora"),
 ])
 def test_a_wrong_experiment_is_refused_before_anything_is_written(tiny, config, tmp_path, fields):
     with pytest.raises(InputError) as error: train(config.replace(**fields), tmp_path/"runs", data=tiny, progress=False)
@@ -239,8 +239,8 @@ def test_a_wrong_experiment_is_refused_before_anything_is_written(tiny, config, 
 
 
 def test_wrong_arguments_of_train_are_refused(tiny, config, tmp_path):
-    for wrong in (dict(workers=0), dict(workers=1.5), dict(trace="some"), dict(engine="ray"), dict(model=torch.nn.Linear(2, 2))):
-        with pytest.raises(InputError): train(config, tmp_path, data=tiny, progress=False, **wrong)
+    for wrong in (dict(workers=0), dict(workers=1.5), dict(trace="some"), dict(engine="ray"), dict(model=torch.nn.Linear(2, 2)), dict(model="simple_cnn"), dict(data="tiny")):
+        with pytest.raises(InputError): train(config, tmp_path, **{"data": tiny, "progress": False, **wrong})
     with pytest.raises(InputError, match="tiny"): train(config.replace(dataset="other"), tmp_path, data=tiny)
     assert list(tmp_path.iterdir()) == []
 
