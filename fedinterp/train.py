@@ -267,16 +267,15 @@ def _rounds(run, fed, tell):
         run.log(round=r, seconds=round(time.time() - began, 3), workers=max(1, len(fed.engine.workers)))
         tell(Progress(run, r, size, size, tuple(rows)))
 
-# %% ../nbs/23_train.ipynb #0c8bbf46
+# %% ../nbs/23_train.ipynb #aa1a6bea
 @contextmanager
 def _bar(run, fed, progress):
+    if not progress: return (yield lambda at: None)
     from tqdm.auto import tqdm
     size, config = len(cohort(run.config, 1)), run.config
-    if progress:
-        need = trace_bytes(run.info["trace"], nbytes(fed.weights), config.rounds, size)
-        tqdm.write(f"{run.id}: {config.rounds} rounds of {size} clients; the trace ({run.info['trace']}) will take {need/1e6:.1f} MB in {run.path}")
-    with tqdm(total=size * config.rounds, initial=size * max(0, run.done), desc=config.strategy, unit="client", disable=not progress) as bar:
-        yield partial(_advance, bar)
+    need = trace_bytes(run.info["trace"], nbytes(fed.weights), config.rounds, size)
+    tqdm.write(f"{run.id}: {config.rounds} rounds of {size} clients; the trace ({run.info['trace']}) will take {need/1e6:.1f} MB in {run.path}")
+    with tqdm(total=size * config.rounds, initial=size * max(0, run.done), desc=config.strategy, unit="client") as bar: yield partial(_advance, bar)
 
 def _advance(bar, at):
     if at.done and not at.rows: bar.update(1)

@@ -1,5 +1,6 @@
 "What several test files share: tiny data, tiny configs, and the digest of a run."
-import hashlib, os, re
+import hashlib, os, re, signal, subprocess
+from contextlib import suppress
 from pathlib import Path
 import numpy as np, pytest
 
@@ -47,6 +48,14 @@ def gone_on_with(whole, data, root, rounds):
     half.path.rename(resumed)
     (resumed/"config.json").write_text((whole.path/"config.json").read_text())
     return train(whole.config, root/"whole", workers=1, data=data, progress=False)
+
+
+def end(server):
+    "See a server and all that it started gone: asked first, and killed where it does not hear."
+    os.killpg(server.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired): server.wait(15)
+    with suppress(ProcessLookupError): os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
 
 
 def real_data(name):

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import visit
+from conftest import end, visit
 from PIL import Image
 from test_lab import lab  # noqa: F401  a fixture
 
@@ -767,6 +766,5 @@ def test_voila_shows_it_too(chromium, tmp_path):
         tab.wait_for_selector(".fi-word:has-text('coat, reference')")
     finally:
         tab.context.close()
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait()
+        end(server)
     assert [url for url in foreign if "fontawesome" not in url] == []  # Voila's own page asks for that, and does without

@@ -1,7 +1,7 @@
 "A federation trained in a real JupyterLab, in a real browser, with nothing fetched from anywhere."
-import json, os, shutil, signal, socket, subprocess, sys, time, urllib.request
+import json, os, shutil, socket, subprocess, sys, time, urllib.request
 import numpy as np, pytest
-from conftest import bands
+from conftest import bands, end
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]
@@ -32,8 +32,7 @@ def lab(tmp_path):
         try: urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token=t"); break
         except OSError: time.sleep(0.1)
     yield f"http://127.0.0.1:{port}", work
-    os.killpg(server.pid, signal.SIGTERM)
-    server.wait()
+    end(server)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
