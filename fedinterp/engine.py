@@ -55,7 +55,19 @@ def score(self:Bench, weights:dict, start:int, stop:int) -> list[tuple[np.ndarra
             blocks.append((np.bincount(y.numpy(), weights=right.double().numpy(), minlength=len(self.data.classes)), float(loss.sum())))
     return blocks
 
-# %% ../nbs/22_engine.ipynb #627d8ca8
+# %% ../nbs/22_engine.ipynb #3b733c50
+def _wrap(args:tuple) -> list:
+    "The arguments with each state dict as (its names in order, bytes)."
+    state = lambda a: isinstance(a, dict) and all(map(torch.is_tensor, a.values()))
+    return [(list(a), pack(a)) if state(a) else a for a in args]
+
+def _unwrap(args:list) -> list:
+    def unwrapped(names, content):
+        state = unpack(content)
+        return {n: state[n] for n in names}
+    return [unwrapped(*a) if isinstance(a, tuple) else a for a in args]
+
+# %% ../nbs/22_engine.ipynb #2083096e
 def _serve(bench, pipe, others):
     "A worker's life: take work, give results, leave when the parent is gone."
     import signal
@@ -66,7 +78,7 @@ def _serve(bench, pipe, others):
     while True:
         try: kind, args = pipe.recv()
         except EOFError: return
-        try: answer = ("done", getattr(bench, kind)(*args))
+        try: answer = ("done", getattr(bench, kind)(*_unwrap(args)))
         except BaseException as e: answer = ("failed", (e if isinstance(e, FedInterpError) else f"{type(e).__name__}: {e}", traceback.format_exc()))
         try: pipe.send(answer)
         except (BrokenPipeError, ConnectionError): return
@@ -113,7 +125,7 @@ class LocalEngine:
         for w in self.workers: w.process.join()
         self.workers = []
 
-# %% ../nbs/22_engine.ipynb #92a73d4a
+# %% ../nbs/22_engine.ipynb #ab503770
 @patch
 def run(self:LocalEngine, kind:str, pieces:list[tuple]):
     "Yield (position, result or ClientError) for each piece of work, as they finish."
@@ -128,7 +140,7 @@ def run(self:LocalEngine, kind:str, pieces:list[tuple]):
         while waiting and idle:
             worker = idle.pop(0)
             worker.work, args = waiting.pop()
-            try: worker.pipe.send((kind, args))
+            try: worker.pipe.send((kind, _wrap(args)))
             except ConnectionError: pass  # it died while idle; the end of its pipe is read below
         busy = {w.pipe: w for w in self.workers if w not in idle}
         for pipe in wait(list(busy), 0.1 if self.stop else None)[:1]:  # one at a time: a stop is heard between two answers

@@ -321,7 +321,7 @@ def test_live_is_imported_without_torch_and_its_script_asks_for_nothing():
 # ---------------------------------------------------------------- in JupyterLab
 
 CELLS = ("from fedinterp.core import Config\nfrom fedinterp.live import watch\n"
-         "w = watch(Config(model_args=dict(channels=[8, 8, 16]), clients=4, rounds=16, local_steps=12, partition='classes:2', lr=2e-3), workers=2)\nw",
+         "w = watch(Config(model_args=dict(channels=[8, 8, 16]), clients=6, rounds=16, local_steps=25, partition='classes:2', lr=2e-3), workers=2)\nw",
          "print('meanwhile', 6 * 7, w.state)",
          "print('at last', w.state, w.run.done, w.run.rounds[-1])")
 

@@ -238,7 +238,7 @@ def test_each_client_keeps_its_own_offset_v_and_p_through_rounds_without_it(tiny
 
 
 def client(strategy, own={}, model="simple_cnn", batchnorm="average", **changes):
-    size = dict(size=8, channels=(4, 4, 8)) if model == "simple_cnn" else dict(size=16)
+    size = dict(size=8, channels=(4, 4, 8)) if model == "simple_cnn" else dict(size=16, channels=(4, 4, 8, 8))
     net = build_model(model, classes=4, **size)
     x, y = bands(24, 0, size=size["size"])
     config = Config(optimizer="sgd", lr=0.1, batch_size=8, local_epochs=2, batchnorm=batchnorm, **changes)
