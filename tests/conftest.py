@@ -53,7 +53,7 @@ def gone_on_with(whole, data, root, rounds):
 def end(server):
     "See a server and all that it started gone: asked first, and killed where it does not hear."
     os.killpg(server.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired): server.wait(15)
+    with suppress(subprocess.TimeoutExpired): server.wait(5)
     with suppress(ProcessLookupError): os.killpg(server.pid, signal.SIGKILL)
     server.wait()
 

@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 from conftest import end, visit
 from PIL import Image
-from test_lab import lab  # noqa: F401  a fixture
+from test_lab import READY, lab  # noqa: F401  the latter is a fixture
 
 from fedinterp.autopsy import Autopsy
 from fedinterp.core import InputError, RunError
@@ -604,7 +604,8 @@ class Lab:
         self.tab.click(f"[data-command='{command}']")
 
     def run_all(self, until=".fi-word"):
-        for _ in range(8):  # a kernel has its name before it is there, and what is asked of it too early is lost
+        self.tab.wait_for_selector(READY, timeout=90_000)
+        for _ in range(8):  # what is asked of a kernel too early is lost
             self.menu("Run", "runmenu:run-all")
             try: return self.tab.wait_for_selector(".jp-InputArea-prompt:not(:has-text('[ ]'))", timeout=8_000) and self.tab.wait_for_selector(until, timeout=120_000)
             except Exception as e:

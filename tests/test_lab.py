@@ -5,6 +5,7 @@ from conftest import bands, end
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]
+READY = ".jp-Notebook-ExecutionIndicator[data-status=idle]"  # a kernel has its name before it is there
 CELL = """from fedinterp.core import Config
 from fedinterp.train import train
 run = train(Config(dataset="tiny.npz", model_args=dict(channels=[4, 4, 8]), clients=4, rounds=3, batch_size=16), workers=2)
@@ -50,7 +51,8 @@ def test_a_federation_trains_in_jupyterlab_with_a_progress_bar_and_without_the_n
         page.goto(f"{address}/lab/workspaces/auto-f/tree/first.ipynb?token=t&reset")
         page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
         page.wait_for_selector(".jp-Toolbar-kernelName:has-text('Python 3')", timeout=90_000)
-        for _ in range(6):  # a kernel has its name before it is there, and what is asked of it too early is lost
+        page.wait_for_selector(READY, timeout=90_000)
+        for _ in range(6):  # what is asked of a kernel too early is lost
             page.click("text=Run >> nth=0")
             page.click("[data-command='runmenu:run-all']")
             try: page.wait_for_selector(".jp-InputArea-prompt:not(:has-text('[ ]'))", timeout=10_000); break

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, digest
-from test_lab import lab  # noqa: F401  a fixture
+from test_lab import READY, lab  # noqa: F401  the latter is a fixture
 from test_train import _state
 
 from fedinterp import live
@@ -345,7 +345,8 @@ def test_in_jupyterlab_the_chart_grows_other_cells_run_stop_and_go_on_are_answer
         tab.keyboard.press("Control+Enter")
     rounds = lambda n: f"() => Number(document.querySelector('.fl').dataset.rounds) >= {n}"
     line = lambda: tab.locator(".fl-line.fl-main").first.get_attribute("d")
-    for _ in range(6):  # a kernel has its name before it is there, and what is asked of it too early is lost
+    tab.wait_for_selector(READY, timeout=90_000)
+    for _ in range(6):  # what is asked of a kernel too early is lost
         execute(0)
         try: tab.wait_for_selector(".fl[data-state=running]", timeout=20_000); break
         except Exception: pass
