@@ -78,8 +78,17 @@ def images(validation):
 
 
 @cache
+def tokenizer():
+    "With the mark that the model's stories ended with; the tokenizer's own EOS it has never seen, and cannot tell from the other tokens that it has never seen."
+    from fedinterp.text import load_tokenizer
+    found = load_tokenizer("stories260k")
+    found.eos_token = found.bos_token
+    return found
+
+
+@cache
 def texts(federation, validation):
-    from fedinterp.text import instruction_data, load_tokenizer, read_instructions
+    from fedinterp.text import instruction_data, read_instructions
     rows, test = (read_instructions(f"flan16_{part}", federation=federation) for part in ("train", "test"))
     tasks = dict.fromkeys(r["task"] for r in rows)
     def cut(part, a, b):  # in an order of our own: the file sorts some tasks by their answer
@@ -87,7 +96,7 @@ def texts(federation, validation):
             own = [r for r in part if r["task"] == t]
             yield from (own[i] for i in rng_for(0, "pflalign rows", t).permutation(len(own))[a:b])
     held = list(cut(rows, 240, 300) if validation else cut(test, 0, 60))
-    data = instruction_data(list(cut(rows, 0, 240)), held, load_tokenizer("stories260k"), length=128, misfits="leave out", name=f"flan{federation}" + "-validation" * validation)
+    data = instruction_data(list(cut(rows, 0, 240)), held, tokenizer(), length=128, misfits="leave out", name=f"flan{federation}" + "-validation" * validation)
     return data
 
 
@@ -159,9 +168,8 @@ def once(root, study, method, lr, seed, validation=False):
 def replies(run, study):
     "ROUGE-L and exact match of what the models write, client by client."
     from fedinterp.replies import reply_scores
-    from fedinterp.text import load_tokenizer
     data = texts(int(study[-1]), False)
-    return reply_scores(run, data, load_tokenizer("stories260k"), which=("ROUGE-L", "exact match"), models=(OWN, "global"), rows_per_task=30, max_new_tokens=48)
+    return reply_scores(run, data, tokenizer(), which=("ROUGE-L", "exact match"), models=(OWN, "global"), rows_per_task=30, max_new_tokens=48)
 
 
 def final(root, part, of, only):
@@ -199,7 +207,7 @@ def tables(root, out):
 
 
 INSIDE = Config(dataset="fashion_mnist_small", model="two_cnn", model_args=dict(hidden=16, features=128), partition="dirichlet:0.3", clients=5,
-                rounds=10, local_steps=15, batch_size=32, eval_every=10)
+                rounds=10, local_steps=60, batch_size=32, eval_every=10)
 LOOKED_AT, WHO = ("FedAvg, SGD", "pFLAlign", "local only"), (0, 1)
 
 

@@ -191,13 +191,16 @@ def _reason(path, what, error, download):
     if "LocalEntryNotFoundError" in kinds: return f"{path} could not be fetched: the hub was not reached, and the hub's cache does not hold it"
     return f"the {what} of {path} cannot be loaded: {first}"
 
-# %% ../nbs/62_text.ipynb #971a21ad
+# %% ../nbs/62_text.ipynb #fd534f5d
 def load_tokenizer(
     path:str|Path,        # a folder, the bare name of one under FEDINTERP_DATA, or a name on the hub
     download:bool=False,  # may it be fetched?
+    end:str|None=None,    # the token that ends an answer; None: the tokenizer's EOS
 ): # a Hugging Face tokenizer; one without a pad token pads with EOS
     "Load a tokenizer; nothing is fetched unless it is asked for."
     with hub(path, "tokenizer", download) as how: tokenizer = extra("transformers").AutoTokenizer.from_pretrained(place(path), **how)
+    if end is not None and end not in tokenizer.get_vocab(): raise InputError(f"end = {end!r} is no token of {path}: give the one that its texts ended with, such as {tokenizer.bos_token!r}")
+    if end is not None: tokenizer.eos_token = end
     _special(tokenizer)
     if tokenizer.pad_token_id is None: tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -6,7 +6,7 @@ import torch
 from fedinterp.core import Config, InputError, RunError, minus, plus
 from fedinterp.lora import opt_from_config
 from fedinterp.models import outcomes
-from fedinterp.replies import MODELS, WHICH, answered, asked, exact_match, generate, option_tasks, reply_scores, rouge_l, row_scores
+from fedinterp.replies import MODELS, WHICH, answered, asked, exact_match, generate, lookalikes, option_tasks, reply_scores, rouge_l, row_scores
 from fedinterp.text import decode, encode_prompt, instruction_data
 from fedinterp.train import train
 
@@ -147,6 +147,20 @@ def test_row_scores_are_the_scores_of_single_rows(models, letters, data):
     assert got["ROUGE-L"].tolist() == rouge_l(said, [decode(r, letters)[1] for r in x]).tolist()
     assert row_scores(model, x, letters, ("exact match",), references=said, max_new_tokens=5)["exact match"].all()
     with pytest.raises(InputError, match="unknown metric 'bleu'"): row_scores(model, x, letters, ("bleu",))
+
+
+def test_an_end_that_the_model_never_learnt_is_told_from_one_that_it_did(run, letters):
+    import warnings
+    model = run.model()
+    rows = model.net.get_output_embeddings().weight
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate(model, ["a cat"], letters, 2)
+    end, other = letters.eos_token_id, len(letters) - 1
+    with torch.no_grad(): rows[other] = 1.001*rows[end]
+    assert lookalikes(model, end) == [other] and lookalikes(model, other) == [end] and lookalikes(model, 3) == []
+    with pytest.warns(UserWarning, match="cannot tell it from 1 other tokens"): generate(model, ["a cat"], letters, 2)
+    with pytest.raises(InputError, match="token = 999"): lookalikes(model, 999)
 
 
 def test_the_three_models_of_a_client_are_what_they_are_called(run, data, letters):
