@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -248,7 +249,8 @@ def test_only_the_loop_writes_and_buttons_only_leave_a_word(tiny, config, tmp_pa
         return w, writers, seen
     w, writers, seen = asyncio.run(session())
     assert writers == {threading.main_thread().name}
-    assert [s["round"] for s in seen if s["state"] == "running"] == sorted(s["round"] for s in seen if s["state"] == "running")
+    spans = [[s["round"] for s in span] for running, span in groupby(seen, lambda s: s["state"] == "running") if running]
+    assert len(spans) >= 2 and all(span == sorted(span) for span in spans)  # a round that was cut off begins again
     assert np.frombuffer(w.live.history, "<f8").reshape(-1, 7)[:, 0].tolist() == list(range(9))
 
 
