@@ -79,11 +79,9 @@ def images(validation):
 
 @cache
 def tokenizer():
-    "With the mark that the model's stories ended with; the tokenizer's own EOS it has never seen, and cannot tell from the other tokens that it has never seen."
+    "Its stories ended with <s>; the EOS that it names the model has never seen, and cannot tell from the other tokens that it has never seen."
     from fedinterp.text import load_tokenizer
-    found = load_tokenizer("stories260k")
-    found.eos_token = found.bos_token
-    return found
+    return load_tokenizer("stories260k", end="<s>")
 
 
 @cache
