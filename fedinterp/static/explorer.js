@@ -195,12 +195,12 @@ class View {
     const system = matchMedia("(prefers-color-scheme: dark)"), change = () => this.theme()
     system.addEventListener("change", change)
     let last = 0
-    const resize = new ResizeObserver(() => { if (Math.abs(this.root.clientWidth - last) > 2) { last = this.root.clientWidth; this.drawn = null; this.later() } })
-    resize.observe(this.root)
+    const resize = new ResizeObserver(() => { if (Math.abs(this.root.clientWidth - last) > 2) { last = this.root.clientWidth; this.drawn = null; this.later() } if (!this.asked) this.beat() })
+    resize.observe(this.root) // tells as well that the page has the view now, which may be after render
     const seen = new IntersectionObserver(found => { for (const x of found) x.isIntersecting ? this.hidden.delete(x.target.dataset.panel) : this.hidden.add(x.target.dataset.panel) }, {rootMargin: "80px"})
     for (const p of Object.values(this.panels)) seen.observe(p.node)
     this.off.push(() => seen.disconnect(), () => watch.disconnect(), () => system.removeEventListener("change", change), () => resize.disconnect())
-    if (this.model.send) { this.beat(); const timer = setInterval(() => this.beat(), 4000); this.off.push(() => clearInterval(timer)) }
+    if (this.model.send) { const timer = setInterval(() => this.beat(), 4000); this.off.push(() => clearInterval(timer)) }
     this.badge()
     this.shape()
     this.theme()
@@ -218,7 +218,7 @@ class View {
     this.later()
   }
 
-  beat() { if (document.hidden || !this.root.isConnected) return; this.asked = Date.now(); try { this.model.send({alive: "?"}) } catch { this.heard = null } ; setTimeout(() => this.badge(), 1500) }
+  beat() { if (document.hidden || !this.root.isConnected || !this.model.send) return; this.asked = Date.now(); try { this.model.send({alive: "?"}) } catch { this.heard = null } ; setTimeout(() => this.badge(), 1500) }
   badge() { // live: the kernel answers; busy: it did a moment ago; recorded: all that is here is what was recorded, and that is enough
     const quiet = Date.now() - (this.heard || 0)
     const word = !this.model.send || !this.heard || quiet > 30000 ? "recorded" : this.asked - this.heard > 1200 ? "busy" : "live"

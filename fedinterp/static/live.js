@@ -99,17 +99,17 @@ class Live {
     Object.assign(this, {model, el, off: [], chosen: null, asked: 0, heard: 0, pressed: false, told: 0})
     this.about = model.get("about")
     this.build()
-    for (const key of ["now", "history"]) this.on(`change:${key}`, () => this.later())
-    this.on("msg:custom", message => { if (message && message.alive) { this.heard = Date.now(); this.badge() } })
+    for (const key of ["now", "history"]) this.on(`change:${key}`, () => { this.hear(); this.later() }) // only the kernel changes them
+    this.on("msg:custom", message => { if (message && message.alive) this.hear() })
     const watch = new MutationObserver(() => this.theme())
     watch.observe(document.body, {attributes: true})
     const system = matchMedia("(prefers-color-scheme: dark)"), change = () => this.theme()
     system.addEventListener("change", change)
     let last = 0
-    const resize = new ResizeObserver(() => { if (Math.abs(this.root.clientWidth - last) > 2) { last = this.root.clientWidth; this.later() } })
-    resize.observe(this.root)
+    const resize = new ResizeObserver(() => { if (Math.abs(this.root.clientWidth - last) > 2) { last = this.root.clientWidth; this.later() } if (!this.asked) this.beat() })
+    resize.observe(this.root) // tells as well that the page has the view now, which may be after render
     this.off.push(() => watch.disconnect(), () => system.removeEventListener("change", change), () => resize.disconnect())
-    if (model.send) { this.beat(); const timer = setInterval(() => this.beat(), 4000); this.off.push(() => clearInterval(timer)) }
+    if (model.send) { const timer = setInterval(() => this.beat(), 4000); this.off.push(() => clearInterval(timer)) }
     this.theme()
     this.badge()
   }
@@ -165,7 +165,8 @@ class Live {
     this.model.send({do: word})
     this.later()
   }
-  beat() { if (document.hidden || !this.root.isConnected) return; this.asked = Date.now(); try { this.model.send({alive: "?"}) } catch { this.heard = 0 } ; setTimeout(() => this.badge(), 1500) }
+  hear() { this.heard = Date.now(); this.badge() }
+  beat() { if (document.hidden || !this.root.isConnected || !this.model.send) return; this.asked = Date.now(); try { this.model.send({alive: "?"}) } catch { this.heard = 0 } ; setTimeout(() => this.badge(), 1500) }
   badge() { // live: the kernel answers; busy: it did a moment ago; recorded: nobody is there, and what is shown stays
     const quiet = Date.now() - this.heard
     const word = !this.model.send || !this.heard || quiet > 30000 ? "recorded" : this.asked - this.heard > 1200 ? "busy" : "live"
