@@ -21,7 +21,7 @@ import pandas as pd
 
 from fedinterp.core import Config, DivergedError, rng_for
 from fedinterp.data import Dataset, balanced_indices, load_dataset
-from fedinterp.personal import drift, personal
+from fedinterp.personal import drift, label_shares, personal
 from fedinterp.run import Run
 from fedinterp.train import train
 
@@ -179,7 +179,7 @@ def final(root, part, of, only):
 
 def collected(root):
     "Every table that a run left, of tuning and of the study."
-    found = [pd.read_csv(p) for p in sorted(Path(root).glob("*/told.csv"))]
+    found = [pd.read_csv(p).assign(run=p.parent.name) for p in sorted(Path(root).glob("*/told.csv"))]
     rows = pd.concat(found, ignore_index=True)
     rows["grid"] = ~rows.seed.isin(SEEDS)
     return rows
@@ -191,6 +191,18 @@ def grids(root):
     return rows.groupby(["study", "method", "lr"], sort=False).value.agg(["mean", "size"]).reset_index().rename(columns=dict(mean="loss", size="seeds"))
 
 
+def clients(rows, root):
+    "study, method, client, metric, value. Clients are dealt anew with each seed: texts go by their task, as means over seeds, images are those of seed 0."
+    rows = rows[(rows.client != "all") & (rows.model == OWN)]
+    names = {}
+    for (study, seed), run in rows[rows.study.map(STUDIES) == "texts"].groupby(["study", "seed"]).run.first().items():
+        data = texts(int(study[-1]), False)
+        names |= {(study, seed, str(k)): data.classes[c] for k, c in enumerate(label_shares(Run.open(Path(root)/run), data).argmax(1))}
+    rows = rows[(rows.study.map(STUDIES) == "texts") | (rows.seed == 0)]
+    rows = rows.assign(client=[names.get((s, seed, k), k) for s, seed, k in zip(rows.study, rows.seed, rows.client.astype(str))])
+    return rows.groupby(["study", "method", "client", "metric"], sort=False).value.mean().reset_index()
+
+
 def tables(root, out):
     rows, rates = collected(root).query("not grid"), {(s, m): lr for s in STUDIES for m, lr in tuned(s, root).items()}
     rows = rows[[rates[s, m] == lr for s, m, lr in zip(rows.study, rows.method, rows.lr)]]  # a rate that further tuning gave up is none of the study
@@ -198,8 +210,7 @@ def tables(root, out):
     save(grids(root), "rates")
     scores = rows[rows.metric.isin(["accuracy", "loss", "ROUGE-L", "exact match"])]
     save(scores[scores.client == "all"][["study", "method", "lr", "seed", "model", "metric", "value"]], "all")
-    own = scores[(scores.client != "all") & (scores.model == OWN)]
-    save(own.groupby(["study", "method", "client", "metric"], sort=False).value.mean().reset_index(), "clients")
+    save(clients(scores, root), "clients")
     seen = rows[rows["round"].notna() & rows.metric.isin(["GSNR mean", "GSNR median", "consistency", "norm", "KL", "bound term", "training error"])]
     save(seen.groupby(["study", "method", "seed", "round", "metric", "model"], sort=False)[["value", "null"]].mean().reset_index(), "drift")
 
@@ -213,7 +224,6 @@ def opened(run, data, client, seed):
     "One client's model and the server's: native and probed accuracy, and the circuits of the client's two commonest classes in both, on trial, with their overlap."
     from fedinterp.circuit import evaluate_circuits, find_circuits
     from fedinterp.overlap import adjusted_iou
-    from fedinterp.personal import label_shares
     from fedinterp.probe import probe
     shares = label_shares(run, data)[client]
     common = [data.classes[i] for i in np.argsort(-shares)[:2]]
