@@ -193,13 +193,13 @@ def _said(nodes, edges, most, where=""):
 
 # %% ../nbs/56_circuit_charts.ipynb #37d7f684
 def fig_circuit_graph(
-    edges,                # from `connectivity`: rows (site, channel, from_site, from_channel, value) of one circuit
+    edges,                # from `connectivity`: rows (site, channel, from_site, from_channel, metric "strength", value) of one circuit
     title:str|None=None,  # in place of the usual one
 ): # an alt.Chart
     "A circuit as a layered graph: kept channels by site, and the strongest connections between them."
     import altair as alt
-    rows = select_rows(edges, "fig_circuit_graph", ["site", "channel", "from_site", "from_channel"])
-    if not len(rows): raise TableError("this circuit has no connections: fig_circuit_graph has nothing to draw")
+    if not len(edges): raise TableError("this circuit has no connections: fig_circuit_graph has nothing to draw")
+    rows = select_rows(edges, "fig_circuit_graph", ["site", "channel", "from_site", "from_channel"], metric="strength")
     nodes, order = _placed(one_row_each(rows, "fig_circuit_graph", "site", "channel", "from_site", "from_channel"))
     wires, thick = _wires(rows, nodes)
     size = dict(width=170 * max(len(order) - 1, 1), height=min(int(nodes.site.value_counts().max()) * 16 + 20, 420))
