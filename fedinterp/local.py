@@ -136,7 +136,7 @@ def trainable(model:nn.Module) -> dict[str, nn.Parameter]: # name -> parameter
     "The parameters that training moves; frozen ones stay out of every account."
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
 
-# %% ../nbs/21_local.ipynb #c2e7b451
+# %% ../nbs/21_local.ipynb #463235ce
 def train_client(
     model:nn.Module,        # the resident model; its weights are overwritten
     x:Tensor, y:Tensor,     # all training data: (N, C, H, W), (N,)
@@ -152,7 +152,7 @@ def train_client(
     "Local training of one client in one round; raises DivergedError where the weights are not finite."
     rng, steps = rng_for(config.seed, "local", round, client), local_steps(len(indices), config)
     kept = _load(model, strategy, weights, server, own)
-    local = Local(weights, clone(model.state_dict()), server, kept, config.lr, steps, theta=trainable(model))
+    local = Local(weights, clone(model.state_dict()), server, kept, config.lr, steps, theta=trainable(model), decay=config.weight_decay)
     sparse = [] if not config.sparsity else prunable(model) if sparse is None else sparse
     with seeded(config.seed, "dropout", round, client): total = _steps(model, x, y, indices, config, strategy, rng, local, sparse)
     trained = clone(model.state_dict())

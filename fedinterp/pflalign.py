@@ -74,13 +74,13 @@ def _denoise(rule, t, m, v, P, s, w):
     torch.mul(w, w, out=P)
     return P.div_(s.add_(P).add_(rule.eps)), w
 
-# %% ../nbs/46_pflalign.ipynb #dd4675f5
+# %% ../nbs/46_pflalign.ipynb #80a0eb94
 _EDGE, _NONE = np.float32(3.92), np.float32(0)  # beyond ±3.92 erf is ±1
 _TOP = tuple(map(np.float32, (1.12837902, 0.192765126, 0.0530606245, 0.0038683739, 0.000287480571, 2.03472847e-06)))
 _BOTTOM = tuple(map(np.float32, (1, 0.504165311, 0.115085063, 0.0151723887, 0.00118812668, 3.80706356e-05)))
 
-def _loop(g, m, v, P, delta, keep, new, eps, scale, shrink):
-    "The functions above in one pass, for gate = 'erf'; all numbers are 32-bit."
+def _loop(theta, g, m, v, P, delta, keep, new, eps, lr, hold, shrink):
+    "The functions above and θ's move in one pass, for gate = 'erf'; all numbers are 32-bit."
     a0, a1, a2, a3, a4, a5 = _TOP
     b0, b1, b2, b3, b4, b5 = _BOTTOM
     for i in range(g.size):
@@ -91,20 +91,23 @@ def _loop(g, m, v, P, delta, keep, new, eps, scale, shrink):
         x = min(max(mean/np.sqrt(noise + noise + eps), -_EDGE), _EDGE)
         z = x*x
         erf = x*(((((a5*z + a4)*z + a3)*z + a2)*z + a1)*z + a0) / (((((b5*z + b4)*z + b3)*z + b2)*z + b1)*z + b0)
-        m[i], v[i], g[i] = mean, second, scale*(P[i]*g[i]) + shrink*(delta[i] + abs(delta[i])*erf)
+        m[i], v[i] = mean, second
+        theta[i] = hold*theta[i] - (lr*(P[i]*g[i]) + shrink*(delta[i] + abs(delta[i])*erf))
 
-# %% ../nbs/46_pflalign.ipynb #c268d29b
+# %% ../nbs/46_pflalign.ipynb #84988297
 @lru_cache
 def _compiled():
-    "The loop as machine code; None where numba is missing."
+    "The loop as machine code; None where numba is missing, or told not to compile."
     try: import numba
     except ImportError: return None
+    if numba.config.DISABLE_JIT: return None
     settings = dict(error_model="numpy", fastmath={"contract"})
     try: return numba.njit(cache=True, **settings)(_loop)
     except RuntimeError: return numba.njit(**settings)(_loop)  # there is no folder to keep it in
 
-def _run_loop(rule, rows, scale, shrink):
-    _compiled()(*(x.numpy() for x in rows), *map(np.float32, (rule.beta, 1 - rule.beta, rule.eps, scale, shrink)))
+def _numbers(rule, lr, hold, shrink):
+    "The loop's numbers, after its arrays."
+    return tuple(map(np.float32, (rule.beta, 1 - rule.beta, rule.eps, lr, hold, shrink)))
 
 # %% ../nbs/46_pflalign.ipynb #f18d3a45
 def _row(like):
@@ -130,61 +133,72 @@ def _named(row, like): # views
     "A flat vector by name, in the tensors' shapes."
     return {n: x.view(p.shape) for (n, p), x in zip(like.items(), row.split([p.numel() for p in like.values()]))}
 
-# %% ../nbs/46_pflalign.ipynb #10a3139b
+# %% ../nbs/46_pflalign.ipynb #e0b759a3
 BLOCK = 1 << 15  # numbers in a block
-LARGE = 1 << 19  # numbers from which the compiled loop is worth its second of compiling
+LARGE = 1 << 16  # numbers from which the compiled loop is worth the half second of loading it
 
 class _Round:
-    "One round's flat vectors; `go` turns gradients into steps."
-    def __init__(self, rule, like:dict, m:dict={}, v:dict={}, P:dict={}, t:int=0):
-        _alike(like)
-        self.rule, self.like, self.t, self.shrink = rule, like, t, 0.0  # shrink: 1/2T, in the units of the step; 0 without an offset
-        self.g, self.m, self.v, self.P, self.delta = (_row(like) for _ in range(5))
-        for row, values in ((self.m, m), (self.v, v), (self.P, P)): _fill(row, values, like)
-        self.steps, on_cpu = _named(self.g, like), self.g.device.type == "cpu"
-        self.block = min(len(self.g), BLOCK) if on_cpu else len(self.g)
+    "One round's flat vectors; `move` takes a step."
+    def __init__(self, rule, theta:dict, m:dict={}, v:dict={}, P:dict={}, t:int=0):
+        _alike(theta)
+        self.rule, self.theta, self.t, self.delta, self.shrink, self.g, self.parts = rule, theta, t, None, 0.0, None, None
+        self.m, self.v, self.P = (_fill(_row(theta), values, theta) for values in (m, v, P))
         usual = rule.precondition and rule.gate == "erf" and not (rule.corrected or rule.svag)
-        self.compiled = usual and on_cpu and len(self.g) >= LARGE and self.g.dtype == torch.float32 and _compiled() is not None
+        plain = self.m.device.type == "cpu" and self.m.dtype == torch.float32 and all(p.is_contiguous() for p in theta.values())
+        self.compiled = usual and plain and len(self.m) >= LARGE and _compiled() is not None
 
-    def withdraw(self, shrink:float, offset:dict, less:dict|None=None):
-        "Let every step take away 2γ · shrink of the offset, which is `offset` less `less`."
-        _fill(self.delta, offset, self.like, less)
-        self.shrink = shrink
+    def withdraw(self, steps:int, offset:dict, less:dict|None=None):
+        "Let every step take away γ ⊙ Δ/T, where Δ is `offset` less `less`."
+        self.delta, self.shrink, self.parts = _fill(_row(self.theta), offset, self.theta, less), 1/(2*steps), None
+
+    def move(self, grads:dict, lr:float, decay:float=0.0):
+        "One step, in place: θ ← (1 − η · decay) θ − η P ⊙ g − γ ⊙ Δ/T. A tensor without a gradient has gradient 0."
+        (self._fast if self.compiled else self._slow)(grads, lr, 1 - lr*decay)
+        self.t += 1
 
     def close(self) -> dict: # {"m": {name: view}, "v": ..., "P": ...}, as far as the rule has them
         "End the round: its running means and P, by name."
         kept = dict(m=self.m, v=self.v) | (dict(P=self.P) if self.rule.precondition else {})
-        return {k: _named(row, self.like) for k, row in kept.items()}
+        return {k: _named(row, self.theta) for k, row in kept.items()}
 
-# %% ../nbs/46_pflalign.ipynb #b9af68c4
+# %% ../nbs/46_pflalign.ipynb #e97d218c
 @patch
-def go(self:_Round, grads:dict, scale:float=1.0) -> dict: # views of a row that the next step overwrites
-    "One step: scale · P ⊙ g + 2γ ⊙ pull, by name. A tensor without a gradient has gradient 0."
-    _fill(self.g, grads, self.like)
-    rows = self.g, self.m, self.v, self.P, self.delta
-    if self.compiled:
-        if not self.shrink: self.delta.zero_()
-        _run_loop(self.rule, rows, scale, self.shrink)
-    else:
-        scratch = self.g.new_empty(3, self.block)
-        for at in range(0, len(self.g), self.block):
-            block = [row[at:at + self.block] for row in rows]
-            self._block(scale, *block, *scratch[:, :len(block[0])])
-    self.t += 1
-    return self.steps
+def _fast(self:_Round, grads, lr, hold):
+    "A step by the compiled loop."
+    loop, numbers = _compiled(), _numbers(self.rule, lr, hold, self.shrink)
+    if self.parts is None:
+        rows, sizes = [self.m, self.v, self.P, *([self.delta] if self.shrink else [])], [p.numel() for p in self.theta.values()]
+        self.parts = list(zip(*([x.numpy() for x in row.split(sizes)] for row in rows)))
+    for (n, p), kept in zip(self.theta.items(), self.parts):
+        g = (grads[n].detach() if n in grads else torch.zeros_like(p)).reshape(-1).numpy()
+        loop(p.detach().view(-1).numpy(), g, *kept, *([] if self.shrink else [g]), *numbers)
+
+# %% ../nbs/46_pflalign.ipynb #a9b12870
+@patch
+def _slow(self:_Round, grads, lr, hold):
+    "A step in blocks, one operation at a time."
+    if self.g is None: self.g = _row(self.theta)
+    rows = _fill(self.g, grads, self.theta), self.m, self.v, self.P, self.delta if self.shrink else self.g
+    block = min(len(self.g), BLOCK) if self.g.device.type == "cpu" else len(self.g)
+    scratch = self.g.new_empty(3, block)
+    for at in range(0, len(self.g), block):
+        parts = [row[at:at + block] for row in rows]
+        self._block(lr, *parts, *scratch[:, :len(parts[0])])
+    theta = list(self.theta.values())
+    if hold != 1: torch._foreach_mul_(theta, hold)
+    torch._foreach_add_(theta, list(_named(self.g, self.theta).values()), alpha=-lr)
 
 @patch
-def _block(self:_Round, scale, g, m, v, P, delta, s, u, w):
-    "One block's step into g."
+def _block(self:_Round, lr, g, m, v, P, delta, s, u, w):
+    "One block's step, in units of the gradient, into g."
     rule, along = self.rule, g
     mean = _precondition(rule, self.t, g, m, v, P if rule.precondition and not rule.svag else None, s, w)
     if self.shrink: _withdraw(rule, mean, v, delta, s, u)
     if rule.svag: P, along = _denoise(rule, self.t, m, v, P, s, w)
     if rule.precondition: torch.mul(P, along, out=g)
-    if scale != 1: g.mul_(scale)
-    if self.shrink: g.add_(u, alpha=self.shrink)
+    if self.shrink: g.add_(u, alpha=self.shrink/lr)
 
-# %% ../nbs/46_pflalign.ipynb #504f5d9c
+# %% ../nbs/46_pflalign.ipynb #4dc22455
 def alignment_step(
     theta:Tensor,   # parameters, of any shape
     g:Tensor,       # their gradient
@@ -203,10 +217,11 @@ def alignment_step(
     if not isinstance(step, int) or step < 0: raise InputError(f"step = {step!r} should be a whole number >= 0")
     for name, x in dict(g=g, delta=delta, **state).items():
         if x.shape != theta.shape: raise InputError(f"{name} has shape {tuple(x.shape)} and theta {tuple(theta.shape)}: give tensors of one shape")
-    round = _Round(rule, {0: theta}, *({0: state[k]} if k in state else {} for k in ("m", "v", "P")), step)
-    if rule.offset: round.withdraw(1/(2*steps), {0: delta})
-    moved = round.go({0: g}, lr)[0]
-    return theta.detach() - moved, {**state, **{k: x[0] for k, x in round.close().items()}}
+    moved = theta.detach().clone(memory_format=torch.contiguous_format)
+    round = _Round(rule, {0: moved}, *({0: state[k]} if k in state else {} for k in ("m", "v", "P")), step)
+    if rule.offset: round.withdraw(steps, {0: delta})
+    round.move({0: g}, lr)
+    return moved, {**state, **{k: x[0] for k, x in round.close().items()}}
 
 # %% ../nbs/46_pflalign.ipynb #c0e0d9df
 def _rule(settings):
@@ -217,7 +232,7 @@ def _check(lr, steps):
     if not (_number(lr) and 0 < lr < float("inf")): raise InputError(f"lr = {lr!r} should be a number > 0")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1: raise InputError(f"steps = {steps!r} should be the round's number of steps, a whole number >= 1")
 
-# %% ../nbs/46_pflalign.ipynb #a63ad310
+# %% ../nbs/46_pflalign.ipynb #a8c22df5
 @patch
 def broadcast(self:PFLAlign, weights, server, client):
     delta = {n: client[f"delta/{n}"] for n in weights if f"delta/{n}" in client and f"batchnorm/{n}" not in client}
@@ -227,23 +242,26 @@ def broadcast(self:PFLAlign, weights, server, client):
 @patch
 def local_grad(self:PFLAlign, grads, local:Local):
     if "round" not in local.work: local.work["round"] = self._begin(local)
-    return local.work["round"].go(grads)
+    local.work["round"].move(grads, local.lr, local.decay)
+    return dict.fromkeys(grads)
 
 @patch
 def _begin(self:PFLAlign, local):
     "The round's vectors, from what the client kept."
     kept = {kind: {n: local.client[f"{kind}/{n}"] for n in local.theta if f"{kind}/{n}" in local.client} for kind in ("delta", "v", "P")}
     round = _Round(self, local.theta) if self.svag else _Round(self, local.theta, {}, kept["v"], kept["P"])
-    if self.offset and kept["delta"]: round.withdraw(1/(2*local.lr*local.steps), local.start, less=local.weights)
+    if self.offset and kept["delta"]: round.withdraw(local.steps, local.start, less=local.weights)
     return round
 
-# %% ../nbs/46_pflalign.ipynb #7dccdfa3
+# %% ../nbs/46_pflalign.ipynb #6da2bfe6
 @patch
 def upload(self:PFLAlign, trained, local:Local):
     if local.steps == 0: return {}, local.client
     round, kept = local.work["round"], {}
     if not self.svag: kept = {kind: by for kind, by in round.close().items() if kind != "m"}
-    if self.offset: kept["delta"] = _named(_fill(round.delta, trained, round.like, less=local.weights), round.like)
+    if self.offset:
+        row = _row(round.theta) if round.delta is None else round.delta
+        kept["delta"] = _named(_fill(row, trained, round.theta, less=local.weights), round.theta)
     if self.offset: kept["delta"] |= {n: trained[n] - local.weights[n] for n in _tied(trained, local)}
     return {}, {f"{kind}/{n}": x for kind, by in kept.items() for n, x in by.items()}
 
@@ -308,7 +326,7 @@ def end(self:Aligned) -> list[Tensor]: # Δ, one tensor a parameter
         for p in group["params"]: self.state[p]["offset"] = p.detach() - self.state[p].pop("start")
     return [self.state[p]["offset"].clone() for group in self.param_groups for p in group["params"]]
 
-# %% ../nbs/46_pflalign.ipynb #56ba2496
+# %% ../nbs/46_pflalign.ipynb #cb44158a
 @patch
 @torch.no_grad()
 def step(self:Aligned, closure=None):
@@ -320,19 +338,18 @@ def step(self:Aligned, closure=None):
         if group["done"] is None: raise InputError("no round is under way: call begin() before the first step")
         if group["done"] >= group["steps"]: raise InputError(f"the round's {group['steps']} steps are done: call end(), and begin() for the next")
         if i not in self._rounds: self._rounds[i] = self._round(group)
-        moved = self._rounds[i].go({p: p.grad for p in group["params"] if p.grad is not None}, group["lr"])
-        torch._foreach_sub_(list(moved), list(moved.values()))
+        self._rounds[i].move({p: p.grad for p in group["params"] if p.grad is not None}, group["lr"])
         group["done"] += 1
     return loss
 
-# %% ../nbs/46_pflalign.ipynb #d1e152c6
+# %% ../nbs/46_pflalign.ipynb #3246b355
 @patch
 def _round(self:Aligned, group):
     rule = PFLAlign(**{f.name: group[f.name] for f in fields(PFLAlign)})
     kept = lambda kind: {p: self.state[p][kind] for p in group["params"] if kind in self.state[p]}
     old = group["done"] or not rule.svag  # with svag, v restarts with m
     round = _Round(rule, {p: p for p in group["params"]}, kept("m"), kept("v") if old else {}, kept("P") if old else {}, group["done"])
-    if rule.offset and kept("offset"): round.withdraw(1/(2*group["steps"]), kept("offset"))
+    if rule.offset and kept("offset"): round.withdraw(group["steps"], kept("offset"))
     return round
 
 @patch

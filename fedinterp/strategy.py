@@ -12,7 +12,7 @@ from typing import Callable, ClassVar
 from torch import Tensor
 from .core import InputError, choose, lookup, names, weighted_mean
 
-# %% ../nbs/20_strategy.ipynb #1be38db6
+# %% ../nbs/20_strategy.ipynb #e81ae04e
 @dataclass
 class Local:
     "One client's round, as the hooks see it."
@@ -23,6 +23,7 @@ class Local:
     lr: float       # η, the local learning rate
     steps: int      # T, the local steps of this round
     step: int = 0   # t, from 0
+    decay: float = 0.0  # the optimiser's weight decay
     theta: dict = field(default_factory=dict)  # name -> trainable parameter, as it is now
     closure: Callable|None = None              # () -> gradients of this step's batch at theta as it is now
     work: dict = field(default_factory=dict)   # the strategy's own notes from step to step, gone after the round
@@ -38,7 +39,7 @@ class Upload:
     extra: dict     # the strategy's further tensors
     params: tuple = ()  # which of the weights train; the others are buffers, such as BatchNorm's statistics
 
-# %% ../nbs/20_strategy.ipynb #4b3e61cc
+# %% ../nbs/20_strategy.ipynb #60e044c3
 @dataclass(frozen=True)
 class Strategy:
     "The protocol, with FedAvg as its default behaviour; subclasses are dataclasses whose fields are hyper-parameters."
@@ -61,7 +62,7 @@ class Strategy:
         return weights
 
     def local_grad(self, grads:dict[str, Tensor], local:Local):
-        "Every local step: the gradient to use, or (gradient, projection), where projection(theta) runs after the step."
+        "Every local step: the gradient to use, or (gradient, projection), where projection(theta) runs after the step. None leaves a parameter where it is, or where the strategy has moved it."
         return grads
 
     def upload(self, trained:dict, local:Local) -> tuple[dict, dict]:

@@ -101,21 +101,37 @@ def machine_code(monkeypatch):
     pflalign._compiled.cache_clear()
 
 
-def test_the_compiled_loop_equals_the_operations_one_by_one_and_the_reference(machine_code):
-    like = {"a": torch.zeros(600, 1000), "b": torch.zeros(7)}
-    rounds = [pflalign._Round(PFLAlign(), like) for _ in range(2)]
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_the_compiled_loop_equals_the_operations_one_by_one_and_the_reference(machine_code, decay):
+    start = {"a": torch.randn(600, 1000, generator=rng(3)), "b": torch.randn(7, generator=rng(4)), "without a gradient": torch.ones(3)}
+    rounds = [pflalign._Round(PFLAlign(), clone(start)) for _ in range(2)]
     assert all(r.compiled for r in rounds)
     rounds[1].compiled = False
-    delta = {n: torch.randn(p.shape, generator=rng(5)) for n, p in like.items()}
-    for r in rounds: r.withdraw(0.5, delta)
-    wide, none = {}, torch.zeros(7)
-    for t in range(6):
+    delta = {n: torch.randn(p.shape, generator=rng(5)) for n, p in start.items()}
+    wide, expected, kept = {}, start["b"], 1 - 0.1*decay
+    for t in range(8):
         grads = {"a": torch.randn(600, 1000, generator=rng(t))*10.0**-(t % 4), "b": torch.randn(7, generator=rng(100 + t))}
-        one, other = [{n: x.clone() for n, x in r.go({n: g.clone() for n, g in grads.items()}).items()} for r in rounds]
-        assert all(close(one[n], other[n], 2e-6) for n in like)
-        moved, wide = reference(none, grads["b"], wide, delta["b"], 1.0, 1)
-        assert close(one["b"], -moved)
-    assert all(close(a[n], b[n], 2e-6) for a, b in zip(rounds[0].close().values(), rounds[1].close().values()) for n in like)
+        if t == 2:
+            for r in rounds: r.withdraw(6, delta)  # before it, there is nothing to withdraw
+        for r in rounds: r.move(clone(grads), 0.1, decay)
+        expected, wide = reference(kept*expected.double(), grads["b"], wide, delta["b"]*(t >= 2), 0.1, 6)
+        assert all(close(rounds[0].theta[n], rounds[1].theta[n], 2e-6) for n in start) and close(rounds[0].theta["b"], expected)
+    assert all(close(a[n], b[n], 2e-6) for a, b in zip(rounds[0].close().values(), rounds[1].close().values()) for n in start)
+
+
+def test_parameters_that_do_not_lie_in_one_piece_are_moved_as_well(machine_code):
+    theta = torch.randn(1000, 600, generator=rng(1)).T
+    g, delta = torch.randn(600, 1000, generator=rng(2)), torch.randn(600, 1000, generator=rng(3))
+    round, expected = pflalign._Round(PFLAlign(), {"a": theta.clone()}), alignment_step(theta, g, {}, delta, 0.1, 5)[0]
+    round.withdraw(5, {"a": delta})
+    round.move({"a": g}, 0.1)
+    assert not round.compiled and close(round.theta["a"], expected)
+
+
+def test_numba_that_is_told_not_to_compile_is_not_asked_to(machine_code, monkeypatch):
+    import numba
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    assert pflalign._compiled() is None and not pflalign._Round(PFLAlign(), {"a": torch.zeros(pflalign.LARGE)}).compiled
 
 
 @pytest.mark.parametrize("settings", [dict(), dict(corrected=True), dict(svag=True), dict(gate="hard"), dict(precondition=False), dict(offset=False)])
@@ -137,7 +153,7 @@ def test_strategy_optimiser_and_pure_function_agree_over_two_rounds(settings):
             grads = {n: torch.randn(x.shape, generator=rng(100*r + 10*t + i)) + 0.5 for i, (n, x) in enumerate(w.items())}
             for n, p in params.items(): p.grad = grads[n].clone()
             opt.step()
-            for n, h in strategy.local_grad({n: g.clone() for n, g in grads.items()}, local).items(): theta[n] -= lr*h
+            assert set(strategy.local_grad(clone(grads), local).values()) == {None}  # they are moved already
             for n in w: here[n], pure[n]["state"] = alignment_step(here[n], grads[n], pure[n]["state"], pure[n]["delta"], lr, T, step=t, **options)
         _, own = strategy.upload(theta, local)
         offsets = opt.end()
@@ -216,7 +232,7 @@ def test_resume_partial_participation_and_workers_change_no_byte(tiny, config, t
 
 def test_nor_do_they_with_the_compiled_loop_and_private_batchnorm(config, tmp_path, monkeypatch, machine_code):
     from fedinterp.data import dataset_from_arrays
-    if pflalign._compiled(): pflalign._run_loop(PFLAlign(), [torch.zeros(8) for _ in range(5)], 1.0, 1.0)  # before the workers, so that they inherit it
+    if loop := pflalign._compiled(): loop(*np.zeros((6, 8), np.float32), *pflalign._numbers(PFLAlign(), 1, 1, 1))  # before the workers, so that they inherit it
     monkeypatch.setattr(pflalign, "LARGE", 1)
     data = dataset_from_arrays(*bands(16, 0, size=16), *bands(8, 1, size=16), classes=tuple("abcd"), name="tiny")
     assert_equal_bytes(config.replace(**SGD, model="resnet10", model_args=dict(channels=[4, 4, 8, 8]), clients=2, rounds=3, local_steps=2, batchnorm="local", partition="iid"), data, tmp_path)
@@ -250,6 +266,12 @@ def test_with_every_part_off_it_is_fedavg_bit_for_bit():
     _, bare = client(PFLAlign(precondition=False, offset=False))
     _, plain = client(FedAvg())
     assert all(bare.weights[n].equal(x) for n, x in plain.weights.items())
+
+
+def test_weight_decay_is_that_of_sgd():
+    bare, plain, without = (client(rule, weight_decay=decay)[1].weights["fc.weight"] for rule, decay in
+                            ((PFLAlign(precondition=False, offset=False), 0.1), (FedAvg(), 0.1), (FedAvg(), 0.0)))
+    assert close(bare, plain) and not close(plain, without, 1e-4)
 
 
 def test_the_ablation_switches_switch_what_they_say():
