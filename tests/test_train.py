@@ -306,13 +306,17 @@ def test_clients_are_scored_at_the_period_that_was_asked_for(tiny, config, tmp_p
     assert rows.query("client == '1' and round == 2").value.item() == pytest.approx(float(right))
 
 
-@pytest.mark.parametrize("model, steps", [("simple_cnn", 40), ("resnet10", 20)])
-def test_cifar10_is_learned_within_a_few_rounds(tmp_path, model, steps):
+@pytest.fixture(scope="module")
+def cifar10():
+    "A third of the training images and a tenth of the test images, more than a few rounds of three clients see."
     from fedinterp.data import load_dataset
     data = load_dataset(str(real_data("cifar10")))
-    keep = torch.arange(0, 10_000, 10)
-    data = replace(data, x_test=data.x_test[keep], y_test=data.y_test[keep])
-    config = Config(dataset=data.name, model=model, clients=3, rounds=2, local_steps=steps, batch_size=64, partition="iid", seed=0)
-    run = train(config, tmp_path, data=data, progress=False)
+    return replace(data, x_train=data.x_train[::3], y_train=data.y_train[::3], x_test=data.x_test[::10], y_test=data.y_test[::10])
+
+
+@pytest.mark.parametrize("model, steps", [("simple_cnn", 40), ("resnet10", 20)])
+def test_cifar10_is_learned_within_a_few_rounds(tmp_path, cifar10, model, steps):
+    config = Config(dataset=cifar10.name, model=model, clients=3, rounds=2, local_steps=steps, batch_size=64, partition="iid", seed=0)
+    run = train(config, tmp_path, data=cifar10, progress=False)
     scores = run.metrics().query("client == 'server' and cls == 'all' and metric == 'accuracy'").value.tolist()
     assert scores[0] < 0.2 and scores[-1] > 0.3
