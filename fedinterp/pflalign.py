@@ -109,7 +109,7 @@ def _numbers(rule, lr, hold, shrink):
     "The loop's numbers, after its arrays."
     return tuple(map(np.float32, (rule.beta, 1 - rule.beta, rule.eps, lr, hold, shrink)))
 
-# %% ../nbs/46_pflalign.ipynb #f18d3a45
+# %% ../nbs/46_pflalign.ipynb #15d792a4
 def _row(like):
     "A flat vector that holds tensors like these, not yet filled."
     first, size = next(iter(like.values())).detach(), sum(p.numel() for p in like.values())
@@ -123,10 +123,10 @@ def _alike(like):
     if not kinds[0].startswith(("float32", "float64", "bfloat16")): raise InputError(f"parameters are {kinds[0]}: give float32, float64 or bfloat16, in which ε is not 0")
 
 def _fill(row, values, like, less=None):
-    "Put tensors, by name, into a flat vector: zeros for what is missing, and `less` taken off."
+    "Put tensors, by name, into a flat vector: zeros for what is missing. With `less`, which is whole as they are, the difference."
     if not values: return row.zero_()
-    torch.cat([values[n].detach().reshape(-1) if n in values else torch.zeros_like(p).view(-1) for n, p in like.items()], out=row)
-    if less is not None: torch._foreach_sub_(list(_named(row, like).values()), [less[n] for n in like])
+    if less is None: return torch.cat([values[n].detach().reshape(-1) if n in values else torch.zeros_like(p).view(-1) for n, p in like.items()], out=row)
+    for n, x in _named(row, like).items(): torch.sub(values[n].detach(), less[n], out=x)
     return row
 
 def _named(row, like): # views
