@@ -198,9 +198,17 @@ def clients(rows, root):
     for (study, seed), run in rows[rows.study.map(STUDIES) == "texts"].groupby(["study", "seed"]).run.first().items():
         data = texts(int(study[-1]), False)
         names |= {(study, seed, str(k)): data.classes[c] for k, c in enumerate(label_shares(Run.open(Path(root)/run), data).argmax(1))}
-    rows = rows[(rows.study.map(STUDIES) == "texts") | (rows.seed == 0)]
+    rows = pd.concat([rows[(rows.study.map(STUDIES) == "texts") | (rows.seed == 0)], *floors(rows, root)])
     rows = rows.assign(client=[names.get((s, seed, k), k) for s, seed, k in zip(rows.study, rows.seed, rows.client.astype(str))])
     return rows.groupby(["study", "method", "client", "metric"], sort=False).value.mean().reset_index()
+
+
+def floors(rows, root):
+    "What always giving a task's commonest training answer scores, on the rows that the models were asked."
+    from fedinterp.replies import FLOOR, reply_scores
+    for study, run in rows[(rows.study.map(STUDIES) == "texts") & (rows.seed == 0)].groupby("study").run.first().items():
+        told = reply_scores(Run.open(Path(root)/run), texts(int(study[-1]), False), tokenizer(), which=("ROUGE-L", "exact match"), models=(), rows_per_task=30)
+        yield told[told.client != "all"].assign(study=study, method=FLOOR, seed=0)
 
 
 def tables(root, out):

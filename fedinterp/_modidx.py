@@ -950,6 +950,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'fedinterp.replies': { 'fedinterp.replies._answers_of': ('replies.html#_answers_of', 'fedinterp/replies.py'),
                                    'fedinterp.replies._can_end': ('replies.html#_can_end', 'fedinterp/replies.py'),
                                    'fedinterp.replies._everybody': ('replies.html#_everybody', 'fedinterp/replies.py'),
+                                   'fedinterp.replies._floor': ('replies.html#_floor', 'fedinterp/replies.py'),
                                    'fedinterp.replies._greedy': ('replies.html#_greedy', 'fedinterp/replies.py'),
                                    'fedinterp.replies._left': ('replies.html#_left', 'fedinterp/replies.py'),
                                    'fedinterp.replies._paired': ('replies.html#_paired', 'fedinterp/replies.py'),

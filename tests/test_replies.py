@@ -6,7 +6,7 @@ import torch
 from fedinterp.core import Config, InputError, RunError, minus, plus
 from fedinterp.lora import opt_from_config
 from fedinterp.models import outcomes
-from fedinterp.replies import MODELS, WHICH, answered, asked, exact_match, generate, lookalikes, option_tasks, reply_scores, rouge_l, row_scores
+from fedinterp.replies import FLOOR, MODELS, WHICH, answered, asked, exact_match, generate, lookalikes, option_tasks, reply_scores, rouge_l, row_scores
 from fedinterp.text import decode, encode_prompt, instruction_data
 from fedinterp.train import train
 
@@ -196,11 +196,24 @@ def test_the_mean_over_clients_is_of_those_with_a_score_and_its_interval_is_narr
     assert got.value[one] == got.value[("0", *one[1:])] and got.n[one] == 6
 
 
+def test_the_commonest_answer_stands_beside_the_models_as_the_floor_of_their_replies(run, data, letters):
+    got = reply_scores(run, data, letters, rows_per_task=99).query("model == @FLOOR").set_index(["client", "metric"]).value
+    answers = lambda x, y, c: [decode(row, letters)[1] for row in x[y == c]]
+    for c in (0, 1):
+        taught, asked_ = answers(data.x_train, data.y_train, c), answers(data.x_test, data.y_test, c)
+        usual = max(taught, key=taught.count)
+        assert got[str(c), "ROUGE-L"] == pytest.approx(rouge_l([usual]*len(asked_), asked_).mean(), abs=1e-9)
+        if c == 0: assert got["0", "exact match"] == pytest.approx(asked_.count(usual)/len(asked_), abs=1e-9)
+    alone = reply_scores(run, data, letters, models=(), rows_per_task=99)  # no model is asked
+    assert set(alone.model) == {FLOOR} and alone.set_index(["client", "metric"]).value["0", "ROUGE-L"] == got["0", "ROUGE-L"]
+    assert ("1", "exact match") not in got and FLOOR not in set(reply_scores(run, data, letters, which=("loss",)).model)
+
+
 def test_a_client_of_two_tasks_is_scored_by_its_own_mix(folders, data, letters, tmp_path):
     config = Config(dataset=data.name, model="causal_lm", model_args=dict(path=folders["llama"], rank=2), partition="dirichlet:0.5", clients=2, rounds=1,
                     local_steps=1, batch_size=4, optimizer="sgd", lr=1e-2, seed=3, strategy="fedsa_lora")
     run = train(config, tmp_path, workers=1, data=data, progress=False)
-    got = reply_scores(run, data, letters, which=("loss", "exact match"), models=("global",)).set_index(["client", "metric"])
+    got = reply_scores(run, data, letters, which=("loss", "exact match"), models=("global",)).query("model == 'global'").set_index(["client", "metric"])
     model = run.model(1)
     loss = row_scores(model, data.x_test, letters, ("loss",))["loss"]
     for k in range(2):
