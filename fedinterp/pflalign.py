@@ -123,7 +123,7 @@ def _alike(like):
     if not kinds[0].startswith(("float32", "float64", "bfloat16")): raise InputError(f"parameters are {kinds[0]}: give float32, float64 or bfloat16, in which ε is not 0")
 
 def _fill(row, values, like, less=None):
-    "Put tensors, by name, into a flat vector: zeros for what is missing. With `less`, which is whole as they are, the difference."
+    "Put tensors, by name, into a flat vector: zeros for what is missing. With `less`, the difference of the two, which then have every name."
     if not values: return row.zero_()
     if less is None: return torch.cat([values[n].detach().reshape(-1) if n in values else torch.zeros_like(p).view(-1) for n, p in like.items()], out=row)
     for n, x in _named(row, like).items(): torch.sub(values[n].detach(), less[n], out=x)
