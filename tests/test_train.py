@@ -1,5 +1,5 @@
 "Contracts of training: equal bytes whatever happens, honest weights, loud failures."
-import os, random, signal, subprocess, sys, time
+import itertools, os, random, signal, subprocess, sys, threading, time
 from dataclasses import dataclass, replace
 from pathlib import Path
 import numpy as np, pytest, torch
@@ -54,16 +54,23 @@ def gone(group):
     except ProcessLookupError: return True
 
 
+def killed(events, seconds):
+    "An observer that kills its process some time after so many events: when training begins, and at the end of every client and round."
+    seen = itertools.count(1)
+    def observe(progress):
+        if next(seen) == events: threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return observe
+
+
 @pytest.mark.parametrize("trace, strategy, workers", [("all", "scaffold", 2), ("last", "fedavg", 1)])
 def test_a_run_killed_at_random_moments_and_resumed_ends_with_the_bytes_of_one_never_killed(tiny, config, tmp_path, trace, strategy, workers):
     config = config.replace(strategy=strategy, rounds=20, eval_clients_every=2, participation=0.5, **EXTRA.get(strategy, {}))
     whole = train(config, tmp_path/"whole", data=tiny, progress=False, trace=trace)
     chance, kills = random.Random(0), 0
-    for attempt in range(8):
-        pid = forked(lambda: train(config, tmp_path/"killed", data=tiny, progress=False, trace=trace, workers=workers))
-        time.sleep(chance.random() * 0.3)
-        if attempt < 7: os.kill(pid, signal.SIGKILL)
-        kills += os.waitpid(pid, 0)[1] == signal.SIGKILL and Run.open(tmp_path/"killed"/config.id).done < 20
+    for _ in range(7):
+        moment = killed(chance.randrange(1, 10), chance.random() * 0.02)
+        pid = forked(lambda: train(config, tmp_path/"killed", data=tiny, progress=False, trace=trace, workers=workers, observe=moment))
+        kills += os.waitpid(pid, 0)[1] == signal.SIGKILL
         while not gone(pid): time.sleep(0.01)  # its workers leave when they see that it is dead
     run = train(config, tmp_path/"killed", data=tiny, progress=False, trace=trace)
     assert kills >= 3 and digest(run) == digest(whole)
