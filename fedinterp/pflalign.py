@@ -109,7 +109,7 @@ def _numbers(rule, lr, hold, shrink):
     "The loop's numbers, after its arrays."
     return tuple(map(np.float32, (rule.beta, 1 - rule.beta, rule.eps, lr, hold, shrink)))
 
-# %% ../nbs/46_pflalign.ipynb #15d792a4
+# %% ../nbs/46_pflalign.ipynb #4aeba47d
 def _row(like):
     "A flat vector that holds tensors like these, not yet filled."
     first, size = next(iter(like.values())).detach(), sum(p.numel() for p in like.values())
